@@ -33,7 +33,7 @@ BUDGETS = {
     "learn": 415,
     "machine": 3790,
     "nodes": 1730,
-    "ops": 1920,
+    "ops": 1950,
     "predict": 1355,
     "report": 540,
     "tools": 2765,

@@ -7,6 +7,7 @@ sizes need no new plan.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ def gather_unequal(
     """Gather the ranks' tensors along the first dimension; rank r has splits[r] rows."""
     x = packed(world, "all_gather", x, options.explain)
     rows, row = (x.shape[0], math.prod(x.shape[1:])) if x.dim() else (1, 1)
-    check_splits(world, splits, rows)
+    splits = check_splits(world, splits, rows)
     if out is None:
         out = torch.empty((sum(splits), *x.shape[1:]), dtype=x.dtype, device=x.device)
     check_out("all_gather", x, out, sum(splits) * row)
@@ -44,7 +45,7 @@ def gather_unequal(
     result = out
 
     def run() -> torch.Tensor:
-        plan = _mail_plan(world, "all_gather", options, list(splits), _compare_splits)
+        plan = _mail_plan(world, "all_gather", options, splits, _compare_splits)
         plan.launch(x.view(-1), result.view(-1), told)
         return result
 
@@ -114,13 +115,14 @@ def _compare_splits(everyone: list[Any]) -> None:
             )
 
 
-def check_splits(world: World, splits: Sequence[int], rows: int) -> None:
-    check_counts(world, "all_gather: splits", splits)
-    if splits[world.rank] != rows:
+def check_splits(world: World, splits: Sequence[int], rows: int) -> list[int]:
+    counts = check_counts(world, "all_gather: splits", splits)
+    if counts[world.rank] != rows:
         raise ValueError(
-            f"all_gather: x has {rows} rows, but splits {list(splits)} says "
-            f"{splits[world.rank]} for rank {world.rank}"
+            f"all_gather: x has {rows} rows, but splits {counts} says {counts[world.rank]} for "
+            f"rank {world.rank}"
         )
+    return counts
 
 
 def _compare_sent(everyone: list[Any]) -> None:
@@ -134,27 +136,31 @@ def _compare_sent(everyone: list[Any]) -> None:
                 )
 
 
-def check_counts(world: World, name: str, splits: Any, kind: str = " from 0 on") -> None:
-    """Raise ValueError unless there is a number per rank. Dynamo traces this too."""
+def check_counts(world: World, name: str, splits: Any, kind: str = " from 0 on") -> list[int]:
+    """Return a number per rank; raise ValueError if these are none. Dynamo traces this too.
+
+    Numbers of numpy would overflow when they are multiplied. Dynamo may not know a number's sign.
+    """
     is_list = isinstance(splits, Sequence) and len(splits) == world.size
-    if not is_list or not all(_is_count(n) for n in splits):
+    try:
+        counts = [n if isinstance(n, int) else operator.index(n) for n in splits] if is_list else []
+    except TypeError:
+        counts = []
+    if not counts or not (is_tracing() or all(n >= 0 for n in counts)):
         raise ValueError(f"{name} {splits!r} must be {world.size} numbers{kind}")
-
-
-def _is_count(n: Any) -> bool:
-    """Return whether it counts rows. Dynamo has no hasattr of ints, and may not know their sign."""
-    return (isinstance(n, int) or hasattr(n, "__index__")) and (is_tracing() or n >= 0)
+    return counts
 
 
 def check_pair(
     world: World, in_splits: Any, out_splits: Any
-) -> tuple[Sequence[int], Sequence[int]]:  # fmt: skip
+) -> tuple[list[int], list[int]]:  # fmt: skip
     """Check both splits of all_to_all, and return them."""
     if in_splits is None or out_splits is None:
         raise ValueError("all_to_all: give in_splits and out_splits, or neither")
-    check_counts(world, "all_to_all: in_splits", in_splits, ", 0 or more")
-    check_counts(world, "all_to_all: out_splits", out_splits, ", 0 or more")
-    return in_splits, out_splits
+    return (
+        check_counts(world, "all_to_all: in_splits", in_splits, ", 0 or more"),
+        check_counts(world, "all_to_all: out_splits", out_splits, ", 0 or more"),
+    )
 
 
 def check_sums(world: World, name: str, splits: Sequence[int], rows: int, tensor: str) -> None:

@@ -62,7 +62,7 @@ def broadcast(
     is an ordinary tensor. An `out` that is not symmetric is filled by way of one that is. With
     `async_op` a handle, whose `wait()` gives the result.
     """
-    world._check_rank(src)
+    src = world._check_rank(src)
     x = packed(world, "broadcast", x, explain)
     if out is None:
         out = torch.empty_like(x)

@@ -73,7 +73,7 @@ def gather(
     symmetric is copied to the heap. With `async_op=True`, returns a handle; `handle.wait()`
     returns the result.
     """
-    world._check_rank(dst)
+    dst = world._check_rank(dst)
     x = packed(world, "gather", x, explain)
     if world.rank != dst and out is not None:
         raise ValueError(f"gather: rank {world.rank} gives an out, but rank {dst} gets the result")

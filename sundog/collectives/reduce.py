@@ -80,6 +80,7 @@ def reduce(
     ordinary tensor. An x that is not symmetric is copied to the heap. With `async_op` a handle for
     `wait()`.
     """
+    dst = world._check_rank(dst)
     if _reduce.is_unusual(x, op):
         from . import _given  # most calls need none of it
 
@@ -89,8 +90,6 @@ def reduce(
             return _given.by_views(reduce, world, x, out, dst=dst, op=op, **more)
     x = packed(world, "reduce", x, explain)
     _reduce.check("reduce", op, x.dtype)
-    if not (hasattr(dst, "__index__") and 0 <= dst < world.size):
-        raise ValueError(f"reduce: dst {dst!r} is none of the ranks 0 to {world.size - 1}")
     problem = Problem(x.numel(), x.dtype, world.size, op, dst)
     options = CallOptions(algo, config, False, explain)
     if world.rank != dst:

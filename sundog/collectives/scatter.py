@@ -61,7 +61,7 @@ def scatter(
     `out` the result is an ordinary tensor. An `out` that is not symmetric is filled by way of one
     that is. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
     """
-    world._check_rank(src)
+    src = world._check_rank(src)
     x = None if x is None else packed(world, "scatter", x, explain)
     if x is None and (out is None or world.rank == src):
         what = "x, of which it is the source" if world.rank == src else "x nor out"

@@ -26,7 +26,7 @@ def send(world: World, x: torch.Tensor, dst: int, *, async_op: bool = False) -> 
     Two ranks that both send a long message first, and receive then, wait for each other for ever,
     as with torch: let one of them receive first, or give `async_op`.
     """
-    mail = _mail(world, "send", dst)
+    mail, dst = _mail(world, "send", dst)
     x = packed(world, "send", x)
     told = _only(world, dst, (0, x.numel() * x.itemsize, 0, NOTHING))
     flat = x.view(-1)
@@ -36,7 +36,7 @@ def send(world: World, x: torch.Tensor, dst: int, *, async_op: bool = False) -> 
 
 def recv(world: World, out: torch.Tensor, src: int, *, async_op: bool = False) -> Any:
     """Receive `out` from rank `src` and return it, like torch's recv (`async_op`: irecv)."""
-    mail = _mail(world, "recv", src)
+    mail, src = _mail(world, "recv", src)
     check_contiguous("recv", out=out)
     told = _only(world, src, (0, NOTHING, 0, out.numel() * out.itemsize))
     flat = out.view(-1)
@@ -49,9 +49,9 @@ def recv(world: World, out: torch.Tensor, src: int, *, async_op: bool = False) -
     return handle if async_op else handle.wait()
 
 
-def _mail(world: World, verb: str, peer: int) -> Mail:
+def _mail(world: World, verb: str, peer: int) -> tuple[Mail, int]:
     world._check_open()
-    world._check_rank(peer)
+    peer = world._check_rank(peer)
     if peer == world.rank:
         raise ValueError(f"{verb}: rank {peer} is this rank; copy the tensor")
     if world._mail is None:
@@ -60,7 +60,7 @@ def _mail(world: World, verb: str, peer: int) -> Mail:
             f"mailboxes of {world.size} ranks; open it with a larger heap_size, at least "
             f"{least_heap(world.size):,}"
         )
-    return world._mail
+    return world._mail, peer
 
 
 def _only(world: World, peer: int, message: Message) -> tuple[Message, ...]:

@@ -59,7 +59,7 @@ def reduce(
     explain: bool = False,
 ) -> Any:  # fmt: skip
     """Do as World.reduce: an all_reduce whose result rank `dst` keeps; the others get None."""
-    world._check_rank(dst)
+    dst = world._check_rank(dst)
     target = out if world.rank == dst else None
     result = all_reduce(
         world, x, op, target, algo=algo, config=config, async_op=async_op, explain=explain
@@ -114,7 +114,7 @@ def broadcast(
     explain: bool = False,
 ) -> Any:  # fmt: skip
     """Send as World.broadcast does, over all machines."""
-    world._check_rank(src)
+    src = world._check_rank(src)
     x = _checked("broadcast", world, x, out, explain)
     if out is None:
         out = torch.empty_like(x)

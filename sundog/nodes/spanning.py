@@ -28,6 +28,7 @@ from ..backends._groups import Members
 from ..backends._rendezvous import KERNELS_WAIT, Locality
 from ..errors import PeerLost, RankMismatch, SundogError, WaitTimeout, by_rank
 from ..ops.load import functions
+from ..ops.op import checked_rank
 from ..torch import names
 from ..torch.calls import routed
 from ..world.capture import Graph
@@ -119,7 +120,7 @@ class SpanningWorld:
 
     def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """View the copy of a rank of this machine."""
-        self._check_rank(rank)
+        rank = self._check_rank(rank)
         if self.machines.node_of(rank) != self.node:
             raise ValueError(
                 f"world.peer: rank {rank} is on machine {self.machines.node_of(rank)} and rank "
@@ -177,7 +178,7 @@ class SpanningWorld:
 
     def broadcast_object(self, value: Any, src: int = 0, *, pickle: bool = False) -> Any:
         """Return rank `src`'s value, on every rank."""
-        self._check_rank(src)
+        src = self._check_rank(src)
         mine = value if self.rank == src else None
         return self.exchange(mine, "broadcast_object", pickle=pickle)[src]
 
@@ -305,11 +306,8 @@ class SpanningWorld:
     def _check_open(self) -> None:
         self.local._check_open()
 
-    def _check_rank(self, rank: int) -> None:
-        if not (hasattr(rank, "__index__") and 0 <= rank < self.size):
-            raise ValueError(
-                f"rank {rank!r} is outside this world of {self.size} ranks (0 to {self.size - 1})"
-            )
+    def _check_rank(self, rank: Any) -> int:
+        return checked_rank(rank, self.size)
 
 
 # opening

@@ -6,6 +6,7 @@ nothing else, so they work on a user's own op as on ours. load.py turns a name i
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -169,6 +170,17 @@ class NoFormula(ValueError):
 
     `world.all_reduce(x)` then calls the op of torch, which has a formula (torch/calls.py).
     """
+
+
+def checked_rank(rank: Any, size: int) -> int:
+    """Return the number of a rank: one that came as a tensor or of numpy is none to a kernel."""
+    try:
+        number = rank if isinstance(rank, int) else operator.index(rank)
+    except TypeError:
+        number = -1
+    if not 0 <= number < size:
+        raise ValueError(f"rank {rank!r} is outside this world of {size} ranks (0 to {size - 1})")
+    return number
 
 
 def check_grad(op: str, *tensors: Any, name: str = "") -> None:

@@ -90,9 +90,9 @@ def all_gather(
     splits: Sequence[int] | None = None,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("all_gather", world, config, async_op, explain, out, x)
+    parts = None
     if splits is not None:
-        check_counts(world, "all_gather: splits", splits)
-    parts = None if splits is None else list(splits)
+        parts = check_counts(world, "all_gather: splits", splits)
     return _into(out, ops.all_gather.default(x, parts, algo, world.name))
 
 
@@ -111,7 +111,7 @@ def all_to_all(
 ) -> torch.Tensor:  # fmt: skip
     _check_call("all_to_all", world, config, async_op, explain, out, x)
     if in_splits is not None or out_splits is not None:
-        check_pair(world, in_splits, out_splits)
+        in_splits, out_splits = check_pair(world, in_splits, out_splits)
     return _into(out, ops.all_to_all.default(x, in_splits, out_splits, algo, world.name))
 
 
@@ -120,7 +120,7 @@ def broadcast(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("broadcast", world, config, async_op, explain, out, x)
-    world._check_rank(src)
+    src = world._check_rank(src)
     return _into(out, ops.broadcast.default(x, src, algo, world.name))
 
 
@@ -129,7 +129,7 @@ def reduce(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor | None:  # fmt: skip
     _check_call("reduce", world, config, async_op, explain, out, x)
-    world._check_rank(dst)
+    dst = world._check_rank(dst)
     result = ops.reduce.default(x, dst, name_of(op), algo, world.name)
     return _on_one(world, dst, out, result, x)
 
@@ -139,7 +139,7 @@ def gather(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor | None:  # fmt: skip
     _check_call("gather", world, config, async_op, explain, out, x)
-    world._check_rank(dst)
+    dst = world._check_rank(dst)
     result = ops.gather.default(x, dst, algo, world.name)
     return _on_one(world, dst, out, result, x)
 
@@ -149,7 +149,7 @@ def scatter(
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     _check_call("scatter", world, config, async_op, explain, out, x)
-    world._check_rank(src)
+    src = world._check_rank(src)
     if x is None:
         raise ValueError(
             "scatter: x is None; where scatter is differentiated or compiled, every rank passes a "

@@ -14,6 +14,7 @@ from ..collectives._mailbox import mailboxes
 from ..device import context
 from ..errors import RankMismatch, SundogError, WorldClosed, by_rank
 from ..ops.load import functions
+from ..ops.op import checked_rank
 from ..ops.plans import Plans, Progress
 from ..torch import names
 from ..torch.calls import routed
@@ -164,8 +165,7 @@ class World:
     def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """View the peer's copy, where the host can reach its memory. Orders nothing."""
         self._check_open()
-        self._check_rank(rank)
-        return self._memory.peer(tensor, rank)
+        return self._memory.peer(tensor, self._check_rank(rank))
 
     @property
     def rank_stride(self) -> int | None:
@@ -279,7 +279,7 @@ class World:
 
     def broadcast_object(self, value: Any, src: int = 0, *, pickle: bool = False) -> Any:
         """Return rank `src`'s value, on every rank. `exchange` says what it may be."""
-        self._check_rank(src)
+        src = self._check_rank(src)
         mine = value if self.rank == src else None
         return self.exchange(mine, "broadcast_object", pickle=pickle)[src]
 
@@ -416,16 +416,11 @@ class World:
         if self._closed:
             raise WorldClosed(f"{self._closed}; open a new one with sundog.run or sundog.init")
 
-    def _check_rank(self, rank: int) -> None:
-        if not (hasattr(rank, "__index__") and 0 <= rank < self.size):
-            raise ValueError(
-                f"rank {rank!r} is outside this world of {self.size} ranks (0 to {self.size - 1})"
-            )
+    def _check_rank(self, rank: Any) -> int:
+        return checked_rank(rank, self.size)
 
     def _check_members(self, ranks: Sequence[int]) -> list[int]:
-        members = list(ranks)
-        for rank in members:
-            self._check_rank(rank)
+        members = [self._check_rank(rank) for rank in ranks]
         if not members or len(set(members)) != len(members):
             raise ValueError(f"group of ranks {members}: name each member once, and at least one")
         everyone = self.exchange(tuple(members), "group")

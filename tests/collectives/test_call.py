@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -399,5 +400,30 @@ def test_what_began_in_inference_mode_goes_on_outside(run: Run) -> None:
             peer = world.peer(mine, 0)
         assert not peer.is_inference()
         mine.add_(1)
+
+    run(main, 2)
+
+
+def test_numbers_of_tensors_and_of_numpy(run: Run) -> None:
+    """Ranks and splits of them are plain numbers to kernels, and to all ranks."""
+
+    def main(world: sundog.World) -> None:
+        x = torch.arange(200.0, device=world.device)
+        for one in (torch.tensor(1), np.int64(1), np.int8(1)):
+            reduced, gathered = world.reduce(x, one), world.gather(x, one)
+            assert (reduced is None) == (gathered is None) == (world.rank != 1)
+            assert torch.equal(world.broadcast(x * world.rank, one), x)
+            assert torch.equal(world.scatter(x, one), x.view(2, -1)[world.rank])
+            if world.rank == 0:
+                world.send(x, one)
+            else:
+                assert torch.equal(world.recv(torch.empty_like(x), 1 - one), x)
+        splits = [np.int8(100)] * 2  # times 4 bytes, that is no int8
+        mine = x.view(2, -1)[world.rank]
+        assert torch.equal(world.all_to_all(x, None, splits, splits), torch.cat([mine] * 2))
+        assert torch.equal(world.all_gather(x[:100], splits=splits), torch.cat([x[:100]] * 2))
+        for none in (torch.ones(2), "0", None, 1.0):
+            with pytest.raises(ValueError, match="outside this world of 2 ranks"):
+                world.reduce(x, none)
 
     run(main, 2)

@@ -104,8 +104,8 @@ def test_the_checker_finds_nothing() -> None:
 
 
 BAD = [
-    ({"dst": 2}, "dst 2 is none of the ranks 0 to 1"),
-    ({"dst": -1}, "dst -1 is none of the ranks"),
+    ({"dst": 2}, r"rank 2 is outside this world of 2 ranks \(0 to 1\)"),
+    ({"dst": -1}, "rank -1 is outside this world"),
     ({"op": "and"}, "op 'and' is not known"),
     ({"x": torch.zeros(4, dtype=torch.complex64), "op": "max"}, "no reduction of torch.complex64"),
     ({"x": None}, "x is a NoneType, expected a tensor"),
