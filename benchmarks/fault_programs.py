@@ -310,9 +310,13 @@ def _allocate(world: Any, case: Case) -> None:
 def _misuse_capture(world: Any, case: Case) -> None:
     x = torch.ones(77, device=world.device)
     misuses: tuple[Callable[[], Any], ...] = (
-        world.barrier, world.synchronize, lambda: world.empty((8,)), lambda: world.all_gather(x),
-        lambda: x.sum().item(), lambda: world.exchange(1),
-    )  # fmt: skip
+        world.barrier,
+        world.synchronize,
+        lambda: world.empty((8,)),
+        lambda: world.all_gather(x),
+        lambda: x.sum().item(),
+        lambda: world.exchange(1),
+    )
     with world.capture():
         misuses[int(case.choice * len(misuses))]()
     raise AssertionError("the capture held what no graph can")

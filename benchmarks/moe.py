@@ -42,9 +42,11 @@ COPY = f"torch's copy of {256 << 20} bytes"
 FEW = 128  # tokens, up to which the all-to-all is the goal; beyond, the copy limit is
 TIMES_BARE, OF_LIMIT = 1.3, 0.85  # the goals
 PUBLISHED = {  # DeepEP, low latency, on eight H200s, in us: a GPU for each rank, which differs
-    ("moe_dispatch", 1): 11.9, ("moe_combine", 1): 12.6,
-    ("moe_dispatch", 128): 35.1, ("moe_combine", 128): 67.7,
-}  # fmt: skip
+    ("moe_dispatch", 1): 11.9,
+    ("moe_combine", 1): 12.6,
+    ("moe_dispatch", 128): 35.1,
+    ("moe_combine", 128): 67.7,
+}
 
 
 def main(

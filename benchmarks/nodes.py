@@ -14,10 +14,14 @@ from sundog.nodes.pipeline import NodesConfig, SpanProblem, SpanTime, span_time
 _NODES = (2, 4, 8, 16, 32, 64, 128)
 _CHUNKS = tuple(1 << power for power in range(17, 25))
 _ROWS = (
-    ("all_reduce", 1 << 20), ("all_reduce", 64 << 20), ("all_reduce", 1 << 30),
-    ("reduce_scatter", 1 << 30), ("all_gather", 8 << 20), ("all_to_all", 64 << 20),
+    ("all_reduce", 1 << 20),
+    ("all_reduce", 64 << 20),
+    ("all_reduce", 1 << 30),
+    ("reduce_scatter", 1 << 30),
+    ("all_gather", 8 << 20),
+    ("all_to_all", 64 << 20),
     ("broadcast", 64 << 20),
-)  # fmt: skip
+)
 
 
 def best(problem: SpanProblem, hardware: Hardware) -> SpanTime:

@@ -110,9 +110,12 @@ def judged(case: Case, results: dict[int, Any], struck: float) -> dict[str, Any]
     wrong = {rank: str(results[rank]) for rank in results.keys() - texts.keys()}
     wrong |= {rank: text for rank, text in texts.items() if blamed(text) != case.lost}
     return {
-        "named": not wrong, "in_time": slowest <= _TIMEOUT, "seconds": round(slowest, 2),
-        "sentence": next(iter(texts.values()), ""), "why": next(iter(wrong.values()), ""),
-    }  # fmt: skip
+        "named": not wrong,
+        "in_time": slowest <= _TIMEOUT,
+        "seconds": round(slowest, 2),
+        "sentence": next(iter(texts.values()), ""),
+        "why": next(iter(wrong.values()), ""),
+    }
 
 
 def blamed(text: str) -> set[int]:

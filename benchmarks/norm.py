@@ -45,9 +45,13 @@ Algos = Annotated[str, typer.Option(help="algorithms of both ops; fewer compile 
 
 @app.command()
 def times(
-    world: Ranks = 8, hidden: Hidden = "4096,7168", tokens: Tokens = ",".join(map(str, TOKENS)),
-    seconds: Seconds = 90, algos: Algos = "low_latency,one_shot,two_shot", json_file: Json = "",
-) -> None:  # fmt: skip
+    world: Ranks = 8,
+    hidden: Hidden = "4096,7168",
+    tokens: Tokens = ",".join(map(str, TOKENS)),
+    seconds: Seconds = 90,
+    algos: Algos = "low_latency,one_shot,two_shot",
+    json_file: Json = "",
+) -> None:
     """Time every algorithm beside the plain all-reduce and the unfused form; compare with goals."""
     sizes = [(n, h) for n in _numbers(tokens) for h in _numbers(hidden)]
     if not set(algos.split(",")) <= set(algorithms(OP)):
@@ -138,9 +142,13 @@ def _calls(
 
 
 def _one(
-    world: World, name: str, module: Any, problem: Any, given: tuple[torch.Tensor, ...],
+    world: World,
+    name: str,
+    module: Any,
+    problem: Any,
+    given: tuple[torch.Tensor, ...],
     config: Any = None,
-) -> Iterator[tuple[str, Callable[[], Any], Any]]:  # fmt: skip
+) -> Iterator[tuple[str, Callable[[], Any], Any]]:
     """Plan with a config, by default the measured best if it fits; return plan and launch."""
     op = name.partition(" ")[0]
     config = config or config_for(op, module, problem, world._target, world.num_sms)
@@ -202,9 +210,12 @@ def _shown(algo: str, us: float) -> str:
 
 
 def _verdicts(
-    row: dict[str, Any], ours: tuple[str, float], plain: tuple[str, float], unfused: float,
+    row: dict[str, Any],
+    ours: tuple[str, float],
+    plain: tuple[str, float],
+    unfused: float,
     world: int,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     if not ours[1]:
         return
     if not plain[1]:
@@ -232,9 +243,12 @@ def _said(found: str, is_reached: bool, goal: str) -> str:
 
 @app.command()
 def bits(
-    world: Ranks = 8, hidden: Hidden = "2880,4096,7168", most: int = 8192, singles: int = 256,
+    world: Ranks = 8,
+    hidden: Hidden = "2880,4096,7168",
+    most: int = 8192,
+    singles: int = 256,
     algos: Algos = "low_latency,one_shot,two_shot",
-) -> None:  # fmt: skip
+) -> None:
     """Compare rows of calls of 1 to `most` tokens, of every algorithm, with rows one at a time.
 
     The largest call is compared with `singles` rows spread over it, the other calls with it.

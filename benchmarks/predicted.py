@@ -80,12 +80,13 @@ def main(folder: Path, tuned: Path, json_path: str, plot: str, write: bool) -> N
     )
     ordered = sorted(range(len(judged)), key=lambda i: -abs(misses[i]))
     figures.show(
-        json_path, on_cpu=True,
+        json_path,
+        on_cpu=True,
         samples=[
             [str(judged[i]), judged[i].run, judged[i].seconds, seconds[i], predicted[i].bound]
             for i in ordered
         ],
-    )  # fmt: skip
+    )
     for i in ordered[:_WORST]:
         print(f"{misses[i]:+.0%}  {judged[i]}: {judged[i].seconds * 1e6:.1f} us")
     if plot:
@@ -110,9 +111,10 @@ def fit_machines(rows: Sequence[Row], machines: dict[str, Hardware]) -> dict[str
         return _with(machines, with_rates(shared, figures))
 
     found = fit(
-        product_figures(shared), lambda figures: predict_rows(multiplying, tables(figures)),
+        product_figures(shared),
+        lambda figures: predict_rows(multiplying, tables(figures)),
         [row.seconds for row in multiplying],
-    )  # fmt: skip
+    )
     names = (*_MOVING, "gpu.tile_s", "gpu.matmul_rate")
     source = Source(_SOURCE, _DATE)
     return {name: signed(each, names, source) for name, each in tables(found).items()}
@@ -168,9 +170,13 @@ def _summary(
         ratio = f"{quantile(ratios, 0.9):.2f}, {max(ratios):.2f}" if ratios else ""
         lines.append(
             [
-                name, str(len(found)), f"{statistics.median(sizes):.1%}",
-                f"{quantile(sizes, 0.9):.1%}", f"{quantile(more, 0.9):.1%}" if more else "",
-                f"{miss:+.0%}: {row.problem}", ratio,
+                name,
+                str(len(found)),
+                f"{statistics.median(sizes):.1%}",
+                f"{quantile(sizes, 0.9):.1%}",
+                f"{quantile(more, 0.9):.1%}" if more else "",
+                f"{miss:+.0%}: {row.problem}",
+                ratio,
             ]
-        )  # fmt: skip
+        )
     return lines

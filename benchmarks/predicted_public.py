@@ -72,9 +72,10 @@ def nccl(path: Path, op: str, multicast_rate: float = 0.0, version: str = "2.29.
     rows = read_table(path, system="h200_sxm", source="nccl", version=version, op=op)
     known = [row for row in rows if row.gpus < 8]
     found = fit(
-        NCCL_START, lambda f: [nccl_seconds(f, op, r.gpus, r.nbytes) for r in known],
+        NCCL_START,
+        lambda f: [nccl_seconds(f, op, r.gpus, r.nbytes) for r in known],
         [row.seconds for row in known],
-    )  # fmt: skip
+    )
     what = f"NCCL {version} {op}" + (", NVLS stated" if multicast_rate else "")
     return [
         Asked(what, r.nbytes, r.seconds, nccl_seconds(found, op, 8, r.nbytes, multicast_rate))
@@ -156,9 +157,13 @@ HELION_ONE_SHOT: dict[int, tuple[float, ...]] = {
     512 << 10: (29.2, 29.3, 30.4), 1 << 20: (47.5, 42.0, 43.3), 2 << 20: (91.2, 63.5, 65.4),
 }  # fmt: skip
 VLLM_TWO_SHOT: dict[int, tuple[float, ...]] = {
-    512 << 10: (25.0, 23.0), 1 << 20: (26.0, 24.0), 3 << 19: (27.0, 24.0), 2 << 20: (28.0, 25.0),
-    3 << 20: (44.0, 26.0), 4 << 20: (46.0, 35.0),
-}  # fmt: skip
+    512 << 10: (25.0, 23.0),
+    1 << 20: (26.0, 24.0),
+    3 << 19: (27.0, 24.0),
+    2 << 20: (28.0, 25.0),
+    3 << 20: (44.0, 26.0),
+    4 << 20: (46.0, 35.0),
+}
 
 
 def published(
@@ -230,24 +235,30 @@ def main(path: Path, json_path: str, plot: str, simulates: bool = False) -> None
         "ai-dynamo/aiconfigurator, commit 095f58a5. An alpha-beta fit misses NCCL's four by 36, "
         "32, 16 and 40 %. The form of the models was chosen with the rows of 8 GPUs in view, but "
         "not with those of NCCL 2.26.2. Kernels of TensorRT-LLM and SGLang 0.5.14 have no model.",
-        ["kernel", "rows", "goal", "error", "worst row"], lines,
-    ).show(json_path, on_cpu=True, samples=[list(row) for row in asked])  # fmt: skip
+        ["kernel", "rows", "goal", "error", "worst row"],
+        lines,
+    ).show(json_path, on_cpu=True, samples=[list(row) for row in asked])
     for row in asked[:12]:
         print(f"{row.miss:+.0%}  {row.what}, {row.nbytes:,} bytes: {row.measured * 1e6:.1f} us")
     if plot:
         draw_scatter(
-            plot, [row.measured for row in asked], [row.predicted for row in asked],
+            plot,
+            [row.measured for row in asked],
+            [row.predicted for row in asked],
             [row.what for row in asked],
-        )  # fmt: skip
+        )
 
 
 def _line_of(what: str, rows: Sequence[Asked], goal: float) -> list[str]:
     worst = max(rows, key=lambda row: abs(row.miss))
     error = sum(abs(row.miss) for row in rows) / len(rows)
     return [
-        what, str(len(rows)), f"at most {goal:.0%}", f"{error:.1%}",
+        what,
+        str(len(rows)),
+        f"at most {goal:.0%}",
+        f"{error:.1%}",
         f"{worst.miss:+.0%}: {worst.nbytes:,} bytes",
-    ]  # fmt: skip
+    ]
 
 
 def _crossing_line(path: Path, hardware: Hardware) -> list[str]:

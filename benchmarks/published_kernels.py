@@ -84,12 +84,18 @@ def _two_shot(ranks: Ranks, n: float) -> list[Part]:
     block = min(part / _BLOCKS, _BLOCK_BYTES)
     rounds, far = waves(part, _BLOCKS * _BLOCK_BYTES), part * (size - 1)
     reduced = copied(
-        ranks, "reduce", Traffic(n, part, read_there=far),
-        Round(block * size, block, is_there=True), rounds,
-    )  # fmt: skip
+        ranks,
+        "reduce",
+        Traffic(n, part, read_there=far),
+        Round(block * size, block, is_there=True),
+        rounds,
+    )
     gathered = copied(
-        ranks, "gather", Traffic(n, n, read_there=far),
-        Round(block * size, block * size, size, is_there=True), rounds,
-    )  # fmt: skip
+        ranks,
+        "gather",
+        Traffic(n, n, read_there=far),
+        Round(block * size, block * size, size, is_there=True),
+        rounds,
+    )
     flag = barrier(ranks)
     return [launch(ranks), flag, reduced, flag, gathered, flag]

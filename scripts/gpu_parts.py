@@ -139,6 +139,10 @@ BENCHMARKS = {  # file in the folder, and the words after `python -m`
     "capture": ["benchmarks", "capture", "--world", "8"],
     "all-gather-8": ["sundog", "bench", "all_gather", "--world", "8", *AXES],
     "trace": [
-        "benchmarks", "trace", "all_gather_matmul.hbm_buffer", "--problem", "m=4096,n=3584,k=8192",
+        "benchmarks",
+        "trace",
+        "all_gather_matmul.hbm_buffer",
+        "--problem",
+        "m=4096,n=3584,k=8192",
     ],
-}  # fmt: skip
+}

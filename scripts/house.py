@@ -210,8 +210,11 @@ def added_since(revision: str) -> set[Path]:
     command = ["git", "log", "-M", "--diff-filter=A", "--name-only", "--format="]
     shown = subprocess.run(
         [*command, f"{revision}..HEAD", "--", PACKAGE],
-        cwd=ROOT, check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     return {ROOT / line for line in shown.splitlines()}
 
 

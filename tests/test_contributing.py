@@ -60,8 +60,12 @@ def _edit(path: Path, marker: str, edited: Callable[[str], str]) -> None:
 
 def test_there_are_five():
     assert list(SECTIONS) == [
-        "An algorithm", "A collective", "A backend", "A check rule", "A baseline",
-    ]  # fmt: skip
+        "An algorithm",
+        "A collective",
+        "A backend",
+        "A check rule",
+        "A baseline",
+    ]
 
 
 @pytest.mark.parametrize("name", SECTIONS)

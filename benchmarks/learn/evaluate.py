@@ -92,7 +92,7 @@ def evaluate(
         **dict.fromkeys((*MODELS, *TOGETHER), ordered),
         **dict.fromkeys((name + UPDATED for name in TOGETHER), updated),
         "Helion's LFBO": lambda name: _by_helion(name, part, split),
-    }  # fmt: skip
+    }
     for name, scorer in scorers.items():
         if name not in known:
             yield scorer(name)
@@ -272,9 +272,12 @@ def _times(group: pandas.DataFrame) -> dict[str, float]:
 
 
 def steps_to(
-    times: dict[str, float], search: Any, count: int, seed: int,
+    times: dict[str, float],
+    search: Any,
+    count: int,
+    seed: int,
     scores: dict[str, float] | None = None,
-) -> float:  # fmt: skip
+) -> float:
     """Return how far from the best, as a factor, a search of the tuner ends on recorded times.
 
     `scores`: a model's; the config that it likes most comes first.

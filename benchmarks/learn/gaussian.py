@@ -58,9 +58,12 @@ def _target(rows: pandas.DataFrame) -> numpy.ndarray:
 
 
 def _learn(
-    read: torch.Tensor, target: torch.Tensor, tasks: torch.Tensor,
-    by_kernel: dict[str, numpy.ndarray], steps: int,
-) -> _Figures:  # fmt: skip
+    read: torch.Tensor,
+    target: torch.Tensor,
+    tasks: torch.Tensor,
+    by_kernel: dict[str, numpy.ndarray],
+    steps: int,
+) -> _Figures:
     """Ascend on the likelihood of some tasks of some kernels."""
     count = read.shape[1]
     figures = {name: torch.full((count,), -2.0) for name in ("rough", "smooth")}

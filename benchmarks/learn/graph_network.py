@@ -124,9 +124,12 @@ def predict_by_graphs(
 
 
 def _fit(
-    model: _Model, scores: Callable[[numpy.ndarray], torch.Tensor], target: torch.Tensor,
-    parts: list[numpy.ndarray], settings: Settings,
-) -> None:  # fmt: skip
+    model: _Model,
+    scores: Callable[[numpy.ndarray], torch.Tensor],
+    target: torch.Tensor,
+    parts: list[numpy.ndarray],
+    settings: Settings,
+) -> None:
     """Descend on the error within tasks: `parts` are the rows of each."""
     steps = max(len(parts) // settings.tasks, 1)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=settings.decay)

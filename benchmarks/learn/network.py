@@ -34,9 +34,13 @@ class Settings:
 
 
 def train_networks(
-    features: numpy.ndarray, target: numpy.ndarray, tasks: numpy.ndarray, settings: Settings,
-    about: dict[str, Any], device: str = "cpu",
-) -> Networks:  # fmt: skip
+    features: numpy.ndarray,
+    target: numpy.ndarray,
+    tasks: numpy.ndarray,
+    settings: Settings,
+    about: dict[str, Any],
+    device: str = "cpu",
+) -> Networks:
     """`tasks`: the number of each row's task; the first column of `features` is the kernel's."""
     with numpy.errstate(all="ignore"):
         own = numpy.where(numpy.isnan(features[:, 1:]).all(axis=0), 0.0, features[:, 1:])

@@ -120,8 +120,11 @@ def _rows(m: int, n: int, dtype: torch.dtype) -> OutsideTask:
         low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
         return (x - low) / (high - low + 1e-6)
 
-    space = {"BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (1, 2, 4, 8, 16),
-             "num_stages": (1, 2, 3)}  # fmt: skip
+    space = {
+        "BLOCK": (256, 512, 1024, 2048, 4096, 8192),
+        "num_warps": (1, 2, 4, 8, 16),
+        "num_stages": (1, 2, 3),
+    }
     return OutsideTask(
         f"min_max_rows {m}x{n} {_short(dtype)}", min_max_rows_kernel, make, reference,
         lambda c: (m,), _some(space, _few), lambda c: 2 * triton.cdiv(n, c["BLOCK"]), 4.0 * m * n,
@@ -136,8 +139,11 @@ def _pointwise(n: int, dtype: torch.dtype) -> OutsideTask:
     def reference(args: dict[str, Any]) -> torch.Tensor:
         return torch.nn.functional.hardswish(args["x"].float()) * args["y"].float()
 
-    space = {"BLOCK": (128, 256, 512, 1024, 2048, 4096, 8192), "num_warps": (1, 2, 4, 8, 16),
-             "num_stages": (1, 3)}  # fmt: skip
+    space = {
+        "BLOCK": (128, 256, 512, 1024, 2048, 4096, 8192),
+        "num_warps": (1, 2, 4, 8, 16),
+        "num_stages": (1, 3),
+    }
     return OutsideTask(
         f"hard_swish_product {n} {_short(dtype)}", hard_swish_product_kernel, make, reference,
         lambda c: (triton.cdiv(n, c["BLOCK"]),), _some(space, _few), lambda c: 1.0, 6.0 * n,
@@ -156,8 +162,11 @@ def _tiles(m: int, n: int, dtype: torch.dtype) -> OutsideTask:
         gate = args["row"].float()[:, None] + args["column"].float()[None]
         return args["x"].float() * gate.sigmoid()
 
-    space = {"BLOCK_M": (1, 2, 4, 8, 16, 32), "BLOCK_N": (64, 128, 256, 512, 1024),
-             "num_warps": (1, 2, 4, 8)}  # fmt: skip
+    space = {
+        "BLOCK_M": (1, 2, 4, 8, 16, 32),
+        "BLOCK_N": (64, 128, 256, 512, 1024),
+        "num_warps": (1, 2, 4, 8),
+    }
 
     def fits(c: Config) -> bool:
         return 32 <= c["BLOCK_M"] * c["BLOCK_N"] // c["num_warps"] <= 64 * 32
@@ -232,10 +241,14 @@ def measure(task: OutsideTask, device: str, **options: Any) -> dict[str, Any]:
     times = {str(c): t for c, t in whole.times if t is not None}
     best = min(times.values())
     found = {
-        "task": task.name, "configs": len(task.configs), "timed": len(times), "best_ms": best,
-        "worst_over_best": max(times.values()) / best, "by_model": model.by_model,
+        "task": task.name,
+        "configs": len(task.configs),
+        "timed": len(times),
+        "best_ms": best,
+        "worst_over_best": max(times.values()) / best,
+        "by_model": model.by_model,
         "relative_error": _wrong_by(task, args, whole, device),
-    }  # fmt: skip
+    }
     for name, tuned in (("model", model), ("pattern", some), ("exhaustive", whole)):
         asked = [times.get(str(config), math.inf) / best for config, _ in tuned.times]
         found[name] = {"seconds": tuned.seconds, "measured": tuned.tried, "over_best": min(asked),
@@ -304,8 +317,11 @@ def measure_all(out: Path, device: str, seconds: float) -> None:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    head = (f"{'':34}{'model, 5':^24}{'pattern, 20':^24}{'all':^14}\n{'task':34}"
-            + f"{'until':>6}{'ends at':>9}{'s':>7}  " * 2 + f"{'configs':>8}{'s':>7}")  # fmt: skip
+    head = (
+        f"{'':34}{'model, 5':^24}{'pattern, 20':^24}{'all':^14}\n{'task':34}"
+        + f"{'until':>6}{'ends at':>9}{'s':>7}  " * 2
+        + f"{'configs':>8}{'s':>7}"
+    )
     lines = [_line(each) for each in found]
     near = {
         n: sum(each[n]["until_near"] is not None for each in found) for n in ("model", "pattern")

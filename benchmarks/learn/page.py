@@ -53,8 +53,11 @@ def _scores(found: dict[str, Any], graphs: dict[str, Any]) -> str:
 
 def _folds(found: dict[str, Any]) -> str:
     chosen = found["chosen"]
-    lines = ["| error | reach | near |", "|---|---|---|", f"| the order alone | | "
-             f"{_part(found['order_alone'])} |"]  # fmt: skip
+    lines = [
+        "| error | reach | near |",
+        "|---|---|---|",
+        f"| the order alone | | {_part(found['order_alone'])} |",
+    ]
     for each in found["tried"]:
         mark = " (chosen)" if [each["error"], each["reach"]] == chosen else ""
         lines.append(f"| {each['error']}{mark} | {each['reach']} | {_part(each['near'])} |")
@@ -103,13 +106,15 @@ def _outside(found: list[dict[str, Any]]) -> str:
         *_lines(found),
     ]
     near = {n: sum(e[n]["until_near"] is not None for e in found) for n in ("model", "pattern")}
-    means = {n: statistics.mean(e[n]["seconds"] for e in found)
-             for n in ("model", "pattern", "exhaustive")}  # fmt: skip
+    means = {
+        n: statistics.mean(e[n]["seconds"] for e in found)
+        for n in ("model", "pattern", "exhaustive")
+    }
     printed = [each["task"] for each in found if each.get("printed")]
     return (
         "## Tasks outside the dataset, on the H200\n\n`sundog.tune_triton`, each time with an "
         "empty compiler cache: the model with 5 measurements, the pattern search with 20, all 48 "
-        "configs. \"Until near\": measurements until one was within 2 % of the best.\n\n"
+        'configs. "Until near": measurements until one was within 2 % of the best.\n\n'
         + "\n".join(lines)
         + f"\n\nWithin 2 %: model {near['model']} of {len(found)}, pattern search "
         f"{near['pattern']}. Mean seconds: model {means['model']:.2f}, pattern search "
@@ -118,7 +123,7 @@ def _outside(found: list[dict[str, Any]]) -> str:
         "error 0.15 and reach 2. The others ran half an hour before with the search that it "
         "replaces, which began with the same config; all were near after two measurements at "
         "most.\n"
-    )  # fmt: skip
+    )
 
 
 def _lines(found: list[dict[str, Any]]) -> Iterator[str]:
@@ -136,8 +141,10 @@ def _noise(found: dict[str, Any]) -> str:
     words = {"same_collection": "up to a minute later", "another_collection": "8.7 hours later"}
     for name, text in words.items():
         n = found["noise"][name]
-        lines.append(f"| {text} | {n['rows_again']:,} | {n['p50']} % | {n['p90']} % | {n['p99']} % "
-                     f"| {n['tau']} |")  # fmt: skip
+        lines.append(
+            f"| {text} | {n['rows_again']:,} | {n['p50']} % | {n['p90']} % | {n['p99']} % "
+            f"| {n['tau']} |"
+        )
     return "## Noise\n\n" + "\n".join(lines) + "\n"
 
 

@@ -67,10 +67,14 @@ class Records:
 
     def add_binary(self, key: str, cell: Cell, binary: Binary) -> None:
         line = {
-            "binary": key, "kernel": cell.name, "dtype": cell.dtype,
-            "fields": cell.task.compile_fields(cell.config), "shared": binary.shared,
-            "compile_s": round(binary.seconds, 4), **binary.ir_ids,
-        }  # fmt: skip
+            "binary": key,
+            "kernel": cell.name,
+            "dtype": cell.dtype,
+            "fields": cell.task.compile_fields(cell.config),
+            "shared": binary.shared,
+            "compile_s": round(binary.seconds, 4),
+            **binary.ir_ids,
+        }
         self._binaries.write(json.dumps(line, separators=(",", ":")) + "\n")
         self._binaries.flush()
         for stage, ir_id in binary.ir_ids.items():
@@ -114,9 +118,12 @@ class Records:
         self._rows.close()
         self._binaries.close()
         about = {
-            **summary, "ended": time.time(), "hardware": hardware(), "versions": versions(),
+            **summary,
+            "ended": time.time(),
+            "hardware": hardware(),
+            "versions": versions(),
             "commit": os.environ.get("SUNDOG_COMMIT") or _commit(),
-        }  # fmt: skip
+        }
         with (self._folder / "run.json").open("a") as file:  # a line per run of this folder
             file.write(json.dumps(about) + "\n")
 

@@ -106,9 +106,13 @@ def choose(name: str, folder: Path, path: str) -> None:
 
 SMALL = Settings(networks=2, width=128, epochs=25)  # a tenth of the time of those that ship
 COMBINED = (
-    (NETWORKS,), (TREES,), (PROCESSES,), (NETWORKS, TREES), (NETWORKS, PROCESSES),
+    (NETWORKS,),
+    (TREES,),
+    (PROCESSES,),
+    (NETWORKS, TREES),
+    (NETWORKS, PROCESSES),
     (NETWORKS, TREES, PROCESSES),
-)  # fmt: skip
+)
 
 
 def combine(name: str, path: str) -> None:

@@ -30,9 +30,13 @@ TASK = ["kernel", "shape", "dtype"]
 FOLDS = 5
 _MOST = numpy.log(8.0)
 _SETTINGS: dict[str, Any] = {
-    "max_iter": 400, "learning_rate": 0.06, "max_leaf_nodes": 31, "min_samples_leaf": 12,
-    "l2_regularization": 1.0, "random_state": 0,
-}  # fmt: skip
+    "max_iter": 400,
+    "learning_rate": 0.06,
+    "max_leaf_nodes": 31,
+    "min_samples_leaf": 12,
+    "l2_regularization": 1.0,
+    "random_state": 0,
+}
 
 
 def usable(data: KernelData) -> pandas.DataFrame:
@@ -84,10 +88,14 @@ def _exported(trees: list[numpy.ndarray], about: dict[str, Any]) -> Trees:
     arrays = {
         name: numpy.zeros((len(trees), size), dtype=kind)
         for name, kind in (
-            ("feature", "i2"), ("threshold", "f4"), ("missing_left", "?"), ("left", "i2"),
-            ("right", "i2"), ("value", "f4"),
+            ("feature", "i2"),
+            ("threshold", "f4"),
+            ("missing_left", "?"),
+            ("left", "i2"),
+            ("right", "i2"),
+            ("value", "f4"),
         )
-    }  # fmt: skip
+    }
     for line, nodes in enumerate(trees):
         count, leaf = len(nodes), nodes["is_leaf"].astype(bool)
         own = numpy.arange(count)
@@ -130,17 +138,23 @@ def data_hash(data: KernelData) -> str:
 
 
 def networks_of(
-    rows: pandas.DataFrame, features: numpy.ndarray, about: dict[str, Any], settings: Settings,
+    rows: pandas.DataFrame,
+    features: numpy.ndarray,
+    about: dict[str, Any],
+    settings: Settings,
     device: str,
-) -> Networks:  # fmt: skip
+) -> Networks:
     """Train networks on these rows."""
     from .network import train_networks
 
     return train_networks(
-        features, over_the_mean(rows), numbered(rows), settings,
+        features,
+        over_the_mean(rows),
+        numbered(rows),
+        settings,
         {**about, "tasks": tasks_hash(rows), "features": list(NAMES), "settings": vars(settings)},
         device,
-    )  # fmt: skip
+    )
 
 
 def folds_of(rows: pandas.DataFrame) -> numpy.ndarray:

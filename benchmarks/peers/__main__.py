@@ -93,8 +93,10 @@ def _result(name: str, path: str, commit: str, number: int) -> dict[str, Any]:
 
 def _as_json(repair: Repair) -> dict[str, Any]:
     return {
-        "rule": repair.rule, "why": repair.why, "changes": [str(each) for each in repair.changes]
-    }  # fmt: skip
+        "rule": repair.rule,
+        "why": repair.why,
+        "changes": [str(each) for each in repair.changes],
+    }
 
 
 def _run(name: str, path: str, number: int) -> dict[str, Any]:

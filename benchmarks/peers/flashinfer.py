@@ -115,25 +115,29 @@ _REPAIRS = (
         "by TMA, which needs a proxy fence after the wait.",
         (
             Substitution(
-                _GATHER, 108, "tl.load(signal_ptr + signal_off, volatile=True)",
+                _GATHER,
+                108,
+                "tl.load(signal_ptr + signal_off, volatile=True)",
                 'tl.atomic_add(signal_ptr + signal_off, 0, sem="acquire", scope="sys")',
             ),
             Substitution(_GATHER, 111, "tile_id = pid", f"{_FENCED}; tile_id = pid"),
         ),
     ),
-)  # fmt: skip
+)
 _REUSE = Repair(
     "no order",
     "With P2P_PHASE3 a rank reads its peers' buffers until the kernel ends, and nothing tells the "
     "peers: their next call overwrites the buffers while they are still read.",
     (
         Substitution(
-            _QUANTIZED, 194, "pid = tl.program_id(0)",
+            _QUANTIZED,
+            194,
+            "pid = tl.program_id(0)",
             "symm_mem_sync(signal_pad_ptrs, None, rank, world_size, hasPreviousMemAccess=True, "
             "hasSubsequentMemAccess=True); pid = tl.program_id(0)",
         ),
     ),
-)  # fmt: skip
+)
 _KERNEL = 'barrier_triton_kernel: atomic_cas: sem="acq_rel" (the default) becomes'
 EQUIVALENT = {
     f'all_gather_matmul_triton.py:26 {_KERNEL} "release"': "it signals, and acquires nothing",

@@ -207,13 +207,17 @@ REDUCE = "kraken/fused/gemm_one_shot_all_reduce_fused.py"
 SCATTER = "kraken/fused/gemm_reduce_scatter_fused.py"
 _COPY = "kraken/fused/gemm_reduce_scatter_ce_persistent.py"
 WAIT = Substitution(
-    "kraken/_ptx_utils/gmem_barrier_arrive_wait.py", 67, "bar.sync 0;",
+    "kraken/_ptx_utils/gmem_barrier_arrive_wait.py",
+    67,
+    "bar.sync 0;",
     "fence.proxy.async.global; bar.sync 0;",
-)  # fmt: skip
+)
 AFTER = Substitution(
-    _COPY, 367, "with backend_stream",
+    _COPY,
+    367,
+    "with backend_stream",
     "backend_stream.wait_stream(torch.cuda.current_stream())\n    with backend_stream",
-)  # fmt: skip
+)
 
 EQUIVALENT = {
     "gemm_reduce_scatter_ce_persistent.py:128 _gemm_producer_persistent_kernel: atomic_add: "

@@ -47,9 +47,10 @@ def _provide() -> None:
         MultiProcessTestCase=_RankTestCase, skip_if_lt_x_gpu=lambda count: lambda test: test
     )
     vars(utilities).update(
-        instantiate_parametrized_tests=lambda case: case, run_tests=unittest.main,
+        instantiate_parametrized_tests=lambda case: case,
+        run_tests=unittest.main,
         TestCase=unittest.TestCase,
-    )  # fmt: skip
+    )
     sys.modules |= {_COMMON: common, _UTILITIES: utilities}
 
 
@@ -99,18 +100,22 @@ _TESTS = {
     ("test_allreduce.py", "TritonAllReduceTest"): ["one_shot", "two_shot"],
     ("test_allreduce_bias.py", "TritonAllReduceBiasTest"): ["one_shot_bias", "two_shot_bias"],
     ("test_allreduce_bias_rms_norm.py", "TritonAllReduceBiasRMSNormTest"): [
-        "one_shot_bias_rms_norm", "two_shot_bias_rms_norm",
+        "one_shot_bias_rms_norm",
+        "two_shot_bias_rms_norm",
     ],
     ("test_gemm_allreduce.py", "TritonGemmAllReduceTest"): [
-        "gemm_all_reduce", "gemm_all_reduce_square", "rank_specific_values_all_reduce",
+        "gemm_all_reduce",
+        "gemm_all_reduce_square",
+        "rank_specific_values_all_reduce",
     ],
     ("test_gemm_reduce_scatter.py", "TritonGemmReduceScatterTest"): [
-        "gemm_reduce_scatter", "gemm_reduce_scatter_rank_specific",
+        "gemm_reduce_scatter",
+        "gemm_reduce_scatter_rank_specific",
         "gemm_reduce_scatter_ce_persistent",
     ],
     ("test_ptx_utils.py", "PTXSymmMemBarrier"): ["symm_mem_barrier"],
     ("test_ptx_utils.py", "PTXGmemBarrier"): ["gmem_barrier_arrive_wait"],
-}  # fmt: skip
+}
 _NORM = "kraken/fused/{}_shot_all_reduce_bias_rms_norm.py"
 _UNDEFINED = (
     "The row has 5120 elements and the tile 8192. A masked load without `other` leaves the rest "

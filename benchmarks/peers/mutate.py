@@ -139,11 +139,15 @@ def mutate_all(name: str, path: str, commit: str) -> dict[str, Any]:
     equivalent: dict[str, str] = getattr(cases(name), "EQUIVALENT", {})
     alive = [mutant for mutant, by in outcomes.items() if not by]
     return {
-        "repository": NAMES[name], "commit": commit, "mutants": len(outcomes), "killed": killed,
+        "repository": NAMES[name],
+        "commit": commit,
+        "mutants": len(outcomes),
+        "killed": killed,
         "equivalent": {each: equivalent[each] for each in alive if each in equivalent},
-        "survived": [each for each in alive if each not in equivalent], "failures": failures,
+        "survived": [each for each in alive if each not in equivalent],
+        "failures": failures,
         "outcomes": outcomes,
-    }  # fmt: skip
+    }
 
 
 def _in_process(name: str, path: str, number: int, killed: list[str]) -> dict[str, Any]:
@@ -173,8 +177,9 @@ def main(name: str, path: str, number: int, killed: set[str]) -> dict[str, Any]:
     every = [*own, *foreign_mutants(theirs)]
     left = [mutant for mutant in every if _name(mutant) not in killed]
     given = case.world, left, _SCHEDULES
-    found = mutate(program, *given, num_sms=case.num_sms, strict=not report.remarks,
-                   expected=report.results)  # fmt: skip
+    found = mutate(
+        program, *given, num_sms=case.num_sms, strict=not report.remarks, expected=report.results
+    )
     unclean = [f.rule or f.kind for f in report.findings]
     return {"unclean": unclean, "outcomes": {_name(o.mutant): o.killed_by for o in found}}
 
@@ -182,8 +187,11 @@ def main(name: str, path: str, number: int, killed: set[str]) -> dict[str, Any]:
 def _counts(mutant: Mutant) -> bool:
     """Return whether it is the bound of a loop that stores tiles: such a loop waits for nothing."""
     line = int(mutant.where.rpartition(":")[2])
-    loops = [node for node in ast.walk(function_tree(mutant.function))
-             if isinstance(node, ast.While) and node.lineno == line]  # fmt: skip
+    loops = [
+        node
+        for node in ast.walk(function_tree(mutant.function))
+        if isinstance(node, ast.While) and node.lineno == line
+    ]
     calls = {called(node) for loop in loops for node in ast.walk(loop)}
     return mutant.what.startswith("while ") and "store" in calls
 

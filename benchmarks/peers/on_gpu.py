@@ -139,8 +139,11 @@ def _verdict(folder: str, name: str, ranks: list[subprocess.Popen], wanted: list
                 why, shown = f"exit status {code}", said.splitlines()[-6:]
             return f"rank {rank}: {why}: " + " | ".join(line.strip() for line in shown)
     found = [torch.load(_file(folder, name, rank)) for rank in range(_WORLD)]
-    pairs = [(a, b) for mine, theirs in zip(found, wanted, strict=True)
-             for a, b in zip(mine, theirs, strict=True)]  # fmt: skip
+    pairs = [
+        (a, b)
+        for mine, theirs in zip(found, wanted, strict=True)
+        for a, b in zip(mine, theirs, strict=True)
+    ]
     return "equal bits" if all(torch.equal(a, b) for a, b in pairs) else "other results"
 
 

@@ -14,9 +14,11 @@ _ON_GPU = Path(__file__).parents[2] / "docs" / "measured" / "h200-peers.json"
 
 _GENERATED = re.compile(r"\bc[a-z0-9]{51}\.py")  # of Helion's kernels, by their content
 _FAILURES = {
-    "deadlock": "deadlock", "Assume failed": "wrong assumption",
-    "nobody has written": "unwritten memory", "is not simulated": "not simulated",
-}  # fmt: skip
+    "deadlock": "deadlock",
+    "Assume failed": "wrong assumption",
+    "nobody has written": "unwritten memory",
+    "is not simulated": "not simulated",
+}
 
 _HEAD = """# Other people's kernels
 

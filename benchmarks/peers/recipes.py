@@ -150,10 +150,11 @@ _POLL = Repair(
     "copy engine wrote while it ran: it needs an acquire and a proxy fence.",
     (
         Substitution(_GATHER, 81, "ld.global.relaxed.gpu.u32", "ld.global.acquire.sys.u32"),
-        Substitution(_GATHER, 94, "bar.sync 0;",
-                     "bar.sync 0; fence.proxy.async.global; bar.sync 0;"),
+        Substitution(
+            _GATHER, 94, "bar.sync 0;", "bar.sync 0; fence.proxy.async.global; bar.sync 0;"
+        ),
     ),
-)  # fmt: skip
+)
 
 EQUIVALENT = {
     "triton_all_gather_matmul.py:75 wait_signal: `ld.global.acquire.sys.u32 $0, [$1]`: sys becomes "

@@ -58,9 +58,13 @@ def _rows(block_m: int) -> None:
     placed = (order.cumsum(1) - order).view(size, _LOCAL, size)
     offsets = placed[:, :, rank].reshape(-1).contiguous()
     ranks, rows = module.fill_dispatch_metadata_kernel(
-        every[rank].contiguous(), offsets, starts[rank].contiguous(),
-        num_routed_tokens=_TOKENS, num_local_experts=_LOCAL, max_tokens_per_segment=_TOKENS,
-    )  # fmt: skip
+        every[rank].contiguous(),
+        offsets,
+        starts[rank].contiguous(),
+        num_routed_tokens=_TOKENS,
+        num_local_experts=_LOCAL,
+        max_tokens_per_segment=_TOKENS,
+    )
     module.copy_rows_to_peers_kernel(
         x, peers, ranks, rows, ep_size=size, num_rows=_TOKENS, num_cols=_WIDTH, dst_ptrs=table,
         block_m=block_m,

@@ -83,9 +83,13 @@ def push_2d(nodes: int) -> None:
 
 def push_numa() -> None:
     module, rank, size = begin("low_latency_allgather")
-    _gathered(rank, size, lambda data, flags, target: module._forward_push_numa_2d_kernel[(size,)](
-        data, 128, flags, n_numa_nodes=2, world_size=size, rank=rank, signal_target=target,
-    ))  # fmt: skip
+    _gathered(
+        rank,
+        size,
+        lambda data, flags, target: module._forward_push_numa_2d_kernel[(size,)](
+            data, 128, flags, n_numa_nodes=2, world_size=size, rank=rank, signal_target=target
+        ),
+    )
 
 
 def put_blocks() -> None:
@@ -246,27 +250,39 @@ def _meet(name: str, launch: Any) -> None:
 
 
 def cas_barrier() -> None:
-    _meet("common_ops", lambda m, rank, size, words, value:
-          m.barrier_all_intra_node_atomic_cas_block[(1,)](rank, rank, size, words))  # fmt: skip
+    _meet(
+        "common_ops",
+        lambda m, rank, size, words, value: m.barrier_all_intra_node_atomic_cas_block[(1,)](
+            rank, rank, size, words
+        ),
+    )
 
 
 def store_barrier() -> None:
-    _meet("common_ops", lambda m, rank, size, words, value:
-          m.barrier_all_intra_node_non_atomic_block[(1,)](
-              rank, rank, size, words, value))  # fmt: skip
+    _meet(
+        "common_ops",
+        lambda m, rank, size, words, value: m.barrier_all_intra_node_non_atomic_block[(1,)](
+            rank, rank, size, words, value
+        ),
+    )
 
 
 def grid_barrier() -> None:
-    _meet("common_ops", lambda m, rank, size, words, value:
-          m.barrier_all_intra_node_non_atomic[(2,)](
-              rank, rank, size, words, value, use_cooperative=False))  # fmt: skip
+    _meet(
+        "common_ops",
+        lambda m, rank, size, words, value: m.barrier_all_intra_node_non_atomic[(2,)](
+            rank, rank, size, words, value, use_cooperative=False
+        ),
+    )
 
 
 def gemm_barrier() -> None:
-    _meet("all_to_all_single_gemm", lambda m, rank, size, words, value:
-          m.barrier_all_intra_node_kernel[(2,)](
-              rank, rank, size, words[3 * size + 1 :], words, value,
-              use_cooperative=False))  # fmt: skip
+    _meet(
+        "all_to_all_single_gemm",
+        lambda m, rank, size, words, value: m.barrier_all_intra_node_kernel[(2,)](
+            rank, rank, size, words[3 * size + 1 :], words, value, use_cooperative=False
+        ),
+    )
 
 
 def _copied(name: str, grid: int) -> None:
@@ -344,19 +360,27 @@ _SPLITS = Repair(
     "no CTA barrier before the tile is read back",
     "Some threads store the splits, and the put reads them by all threads of the block.",
     (
-        Substitution(f"{_NV}/low_latency_all_to_all.py", 74, "cumsum_eds - cumsum_sts)",
-                     "cumsum_eds - cumsum_sts); tl.debug_barrier()"),
+        Substitution(
+            f"{_NV}/low_latency_all_to_all.py",
+            74,
+            "cumsum_eds - cumsum_sts)",
+            "cumsum_eds - cumsum_sts); tl.debug_barrier()",
+        ),
     ),
-)  # fmt: skip
+)
 _SCALED = Repair(
     "no order",
     "A put with signal orders its own data before the signal, not that of earlier puts: a rank "
     "that waits for the signal of the scales may read tokens and splits that have not arrived.",
     (
-        Substitution(f"{_NV}/low_latency_all_to_all.py", 94, "MAX_M + dst_off",
-                     "MAX_M + dst_off; libshmem_device.fence()"),
+        Substitution(
+            f"{_NV}/low_latency_all_to_all.py",
+            94,
+            "MAX_M + dst_off",
+            "MAX_M + dst_off; libshmem_device.fence()",
+        ),
     ),
-)  # fmt: skip
+)
 _LL, _PART = "low_latency_allgather", functools.partial
 CASES = [
     _case("p2p_put_kernel, p2p_wait_signal", "p2p", p2p_put, kernels=2),

@@ -75,12 +75,16 @@ _PROXY = Repair(
     "wait orders ordinary accesses (its PTX is a loop of ld.acquire), and the async proxy needs a "
     "fence after it.",
     (
-        Substitution(_FILE, 279, "a_desc = dl.consume_token(a_desc, token)",
-                     'tl.inline_asm_elementwise("fence.proxy.async.global; bar.sync 0; mov.b32 '
-                     '$0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1); '
-                     "a_desc = dl.consume_token(a_desc, token)"),
+        Substitution(
+            _FILE,
+            279,
+            "a_desc = dl.consume_token(a_desc, token)",
+            'tl.inline_asm_elementwise("fence.proxy.async.global; bar.sync 0; mov.b32 '
+            '$0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1); '
+            "a_desc = dl.consume_token(a_desc, token)",
+        ),
     ),
-)  # fmt: skip
+)
 
 _REACH = Repair(
     "scope does not reach",

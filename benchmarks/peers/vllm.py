@@ -116,8 +116,12 @@ def _validate(vendor: str) -> None:
 
 def _cases(vendor: str) -> list[Case]:
     path = f"{PACKAGE}/{vendor}/ops/lamport.py"
-    kernels = ("_publish_input_kernel", "_reduce_insert_kernel", "_sconv_publish_kernel",
-               "_gather_norm_kernel")  # fmt: skip
+    kernels = (
+        "_publish_input_kernel",
+        "_reduce_insert_kernel",
+        "_sconv_publish_kernel",
+        "_gather_norm_kernel",
+    )
     found = [
         Case(f"{', '.join(kernels)} ({vendor}, {tokens} tokens)", path,
              functools.partial(_call, vendor, tokens), world=2, kernels=count)

@@ -114,9 +114,12 @@ def _find(text: str, processes: int, pair: list[int]) -> str:
         if finding.rule == CANNOT_INTERPRET or finding.kind == "error":
             raise ValueError(f"the simulator does not run it: {finding.why.splitlines()[0]}")
     found = sorted(
-        {tuple(sorted(_line(side, origin) for side in (f.first, f.second))) for f in report.findings
-         if f.kind == "race"}
-    )  # fmt: skip
+        {
+            tuple(sorted(_line(side, origin) for side in (f.first, f.second)))
+            for f in report.findings
+            if f.kind == "race"
+        }
+    )
     if tuple(pair) in found:
         return _race(pair)
     others = sorted({f.kind for f in report.findings if f.kind != "race"})

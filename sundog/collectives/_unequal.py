@@ -151,9 +151,7 @@ def check_counts(world: World, name: str, splits: Any, kind: str = " from 0 on")
     return counts
 
 
-def check_pair(
-    world: World, in_splits: Any, out_splits: Any
-) -> tuple[list[int], list[int]]:  # fmt: skip
+def check_pair(world: World, in_splits: Any, out_splits: Any) -> tuple[list[int], list[int]]:
     """Check both splits of all_to_all, and return them."""
     if in_splits is None or out_splits is None:
         raise ValueError("all_to_all: give in_splits and out_splits, or neither")

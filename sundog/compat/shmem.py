@@ -312,8 +312,10 @@ def sync(builder: Any) -> None:
     alone = machine.program.mask is not None
     if not alone:
         builder.create_barrier()  # what all threads did comes before the release
-    one = Tile(Value(np.array([mine[0].start], np.uint64), tl.pointer_type(tl.int64)),
-               tl.pointer_type(tl.int64))  # fmt: skip
+    one = Tile(
+        Value(np.array([mine[0].start], np.uint64), tl.pointer_type(tl.int64)),
+        tl.pointer_type(tl.int64),
+    )
     for peer in range(size):
         address = peer_address(machine.memory, mine[0].start, peer)
         _signal(builder, address, 1, _ADD)

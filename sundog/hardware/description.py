@@ -172,13 +172,15 @@ def parse(data: Any, where: str) -> Hardware:
     sources: dict[str, Source] = {}
     head = _fields(data, ("name", "title", "nodes", "gpus", "gpu", "link"), ("network",), where)
     made = Hardware(
-        _text(head["name"], "name", where), _text(head["title"], "title", where),
-        _count(head["nodes"], "nodes", where), _count(head["gpus"], "gpus", where),
+        _text(head["name"], "name", where),
+        _text(head["title"], "title", where),
+        _count(head["nodes"], "nodes", where),
+        _count(head["gpus"], "gpus", where),
         Chip(**_figures(Chip, head["gpu"], "gpu", where, sources)),
         Link(**_figures(Link, head["link"], "link", where, sources)),
         _network(head.get("network"), where, sources),
         sources,
-    )  # fmt: skip
+    )
     _check_figures(made, where)
     _check_pairs(made, where)
     _check_reach(made, where)

@@ -60,9 +60,7 @@ COMPILED = (
     *_RESIDENT, "shared", "operations", "largest_tile", "largest_0", "largest_1", "per_thread",
     "size_per_thread", "instructions", *_OPS,
 )  # fmt: skip
-NAMES = (
-    "kernel", *_OF_SHAPE, *(f"config_{name}" for name in _CONFIG), *_LAUNCH, *_WORK, *COMPILED,
-)  # fmt: skip
+NAMES = ("kernel", *_OF_SHAPE, *(f"config_{name}" for name in _CONFIG), *_LAUNCH, *_WORK, *COMPILED)
 # What is known or unknown together: of a kernel that is not ours, or one that is not compiled.
 GROUPS = {
     "shape": _OF_SHAPE,

@@ -66,8 +66,10 @@ class Networks:
         unknown = given["kernel"].shape[1] - 1
         number = numpy.nan_to_num(features[:, 0], nan=unknown).astype(int)
         read = encode(features[:, 1:], given["mean"], given["scale"])
-        scores = [_one({name: given[name][each] for name in WEIGHTS}, read, number)
-                  for each in range(len(given["w0"]))]  # fmt: skip
+        scores = [
+            _one({name: given[name][each] for name in WEIGHTS}, read, number)
+            for each in range(len(given["w0"]))
+        ]
         return numpy.mean(scores, axis=0)
 
     def save(self, path: Path) -> None:

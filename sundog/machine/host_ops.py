@@ -55,9 +55,7 @@ _WAITING = {
     "__contains__", "__reduce_ex__", "is_nonzero", "argwhere", "bincount", "repeat_interleave",
     "multinomial",
 }  # fmt: skip
-_MAY_WAIT = _WAITING | {
-    "to", "cuda", "tensor", "as_tensor", "copy_", "__getitem__", "__setitem__",
-}  # fmt: skip
+_MAY_WAIT = _WAITING | {"to", "cuda", "tensor", "as_tensor", "copy_", "__getitem__", "__setitem__"}
 
 
 class Sight:

@@ -48,10 +48,12 @@ class Installed:
     start: Callable = threading.Thread.start
 
     def __init__(
-        self, machine: Machine | None, launcher: Launcher | None = None,
+        self,
+        machine: Machine | None,
+        launcher: Launcher | None = None,
         owns: Callable[[int], bool] | None = None,
         adopt: Callable[[threading.Thread], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.machine = machine  # None where ranks are processes and run on a GPU
         self.launcher = launcher
         self.owns = owns

@@ -90,9 +90,8 @@ def words_held(func: Any, args: tuple) -> bytes:
 
 
 def tell(
-    checker: Observer, stream: Stream, found: Accessed, at: tuple[str, int, str],
-    held: bytes = b"",
-) -> None:  # fmt: skip
+    checker: Observer, stream: Stream, found: Accessed, at: tuple[str, int, str], held: bytes = b""
+) -> None:
     """Report that an operation on this stream touched these tensors; `held`: see `words_held`."""
     with torch._C.DisableTorchFunction():
         for tensor in found.unwritten:

@@ -10,18 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .parts import (
-    Part,
-    Ranks,
-    Round,
-    Traffic,
-    barrier,
-    copied,
-    launch,
-    polled,
-    together,
-    waves,
-)  # fmt: skip
+from .parts import Part, Ranks, Round, Traffic, barrier, copied, launch, polled, together, waves
 
 Model = Callable[[Any, Any, Ranks], list[Part]]
 
@@ -53,9 +42,11 @@ def all_gather_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     rounds = waves(n, config.programs * block)
     tile = Round(block, block * size)
     return [
-        launch(ranks), barrier(ranks), copied(ranks, "stores", traffic, tile, rounds),
+        launch(ranks),
         barrier(ranks),
-    ]  # fmt: skip
+        copied(ranks, "stores", traffic, tile, rounds),
+        barrier(ranks),
+    ]
 
 
 def _tile_bytes(config: Any) -> int:
@@ -78,9 +69,11 @@ def _pulled(n: float, reread: float, config: Any, ranks: Ranks) -> list[Part]:
     rounds = size * waves(n, config.programs * block)
     tile = Round(block, block, is_there=True)
     return [
-        launch(ranks), barrier(ranks), copied(ranks, "loads", traffic, tile, rounds),
+        launch(ranks),
         barrier(ranks),
-    ]  # fmt: skip
+        copied(ranks, "loads", traffic, tile, rounds),
+        barrier(ranks),
+    ]
 
 
 def _spans(n: float, read: float, config: Any, ranks: Ranks) -> list[Part]:
@@ -168,9 +161,7 @@ def all_reduce_one_shot(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     shown = copied(ranks, "copy", Traffic(n, n), Round(block, block), rounds)
     traffic = Traffic(n, n, n * (size - 1), n * (size - 1))
     tile = Round(block * size, block, is_there=True)
-    return [
-        launch(ranks), shown, barrier(ranks), copied(ranks, "reduce", traffic, tile, rounds)
-    ]  # fmt: skip
+    return [launch(ranks), shown, barrier(ranks), copied(ranks, "reduce", traffic, tile, rounds)]
 
 
 def all_reduce_low_latency(problem: Any, config: Any, ranks: Ranks) -> list[Part]:

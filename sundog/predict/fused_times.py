@@ -19,7 +19,7 @@ from .parts import (
     polled,
     product,
     waves,
-)  # fmt: skip
+)
 
 _GATHER = 32768  # bytes of a tile of a gather or of a sum
 _AHEAD = 8  # tiles that a fetcher has on their way
@@ -147,16 +147,20 @@ def _pushed(problem: Any, config: Any, ranks: Ranks, copies: int) -> Part:
 def matmul_reduce_scatter_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     rows = problem.m / ranks.size
     return [
-        launch(ranks), _pushed(problem, config, ranks, 1), barrier(ranks),
+        launch(ranks),
+        _pushed(problem, config, ranks, 1),
+        barrier(ranks),
         _added(problem, config, ranks, rows, 1),
-    ]  # fmt: skip
+    ]
 
 
 def matmul_all_reduce_one_shot(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     return [
-        launch(ranks), _pushed(problem, config, ranks, ranks.size), barrier(ranks),
+        launch(ranks),
+        _pushed(problem, config, ranks, ranks.size),
+        barrier(ranks),
         _added(problem, config, ranks, problem.m, 1),
-    ]  # fmt: skip
+    ]
 
 
 def matmul_all_reduce_two_shot(problem: Any, config: Any, ranks: Ranks) -> list[Part]:

@@ -336,10 +336,13 @@ def _room_for_all(world: World, problem: Any) -> tuple[torch.Tensor, Sequence[to
 
 BASELINES: dict[str, dict[str, Baseline]] = {
     "all_gather": {
-        "torch.cat": Baseline(_cat), "copy_": Baseline(_copies), **distributed("all_gather"),
+        "torch.cat": Baseline(_cat),
+        "copy_": Baseline(_copies),
+        **distributed("all_gather"),
     },
     "all_reduce": {
-        "add_": Baseline(_adds, _is_sum), **distributed("all_reduce", _is_sum),
+        "add_": Baseline(_adds, _is_sum),
+        **distributed("all_reduce", _is_sum),
         "symm_mem.one_shot": Baseline(_one_shot, _in_symmetric_memory),
         "symm_mem.two_shot": Baseline(_two_shot, _in_symmetric_memory),
     },
@@ -359,7 +362,8 @@ BASELINES: dict[str, dict[str, Baseline]] = {
         "our all_reduce": Baseline(_ours("all_reduce"), _is_sum, wrong=_is_off),
     },
     "reduce_scatter": {
-        "add_": Baseline(_add_parts, _is_sum), **distributed("reduce_scatter", _is_sum),
+        "add_": Baseline(_add_parts, _is_sum),
+        **distributed("reduce_scatter", _is_sum),
     },
     "all_to_all": {
         "copy_": Baseline(_copy_parts, lambda w, p: p.splits is None),
@@ -382,9 +386,7 @@ BASELINES: dict[str, dict[str, Baseline]] = {
             _fused_scatter, _is_fused_by_torch, False, _is_far
         ),
         **distributed("reduce_scatter", _is_plain, multiply_before, "torch.mm, then {}"),
-        "torch.mm, then our reduce-scatter": Baseline(
-            _torch_then("reduce_scatter"), _is_plain
-        ),
+        "torch.mm, then our reduce-scatter": Baseline(_torch_then("reduce_scatter"), _is_plain),
     },
     "matmul_all_gather": {
         **distributed("all_gather", _is_plain, multiply_before, "torch.mm, then {}"),
@@ -394,7 +396,7 @@ BASELINES: dict[str, dict[str, Baseline]] = {
         **distributed("all_reduce", _is_plain, multiply_before, "torch.mm, then {}"),
         "torch.mm, then our all-reduce": Baseline(_torch_then("all_reduce"), _is_plain),
     },
-}  # fmt: skip
+}
 
 
 OVER_LINK: dict[str, dict[str, Baseline]] = {

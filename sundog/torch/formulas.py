@@ -133,9 +133,11 @@ def all_gather_matmul_backward(ctx: Any, grad: Tensor) -> tuple:
     a, b, bias = ctx.saved_tensors
     activation, _, shard, _, world = ctx.asked
     grad = _before_activation(
-        grad, activation,
-        lambda: ops.all_gather_matmul(a, b, bias, None, grad.dtype, shard, "auto", world), a.dtype,
-    )  # fmt: skip
+        grad,
+        activation,
+        lambda: ops.all_gather_matmul(a, b, bias, None, grad.dtype, shard, "auto", world),
+        a.dtype,
+    )
     of_a = of_b = of_bias = None
     if ctx.needs_input_grad[0]:
         left, right = (grad, b.t()) if shard == "m" else (b, grad.t())
@@ -153,9 +155,11 @@ def matmul_reduce_scatter_backward(ctx: Any, grad: Tensor) -> tuple:
     a, b, bias = ctx.saved_tensors
     activation, _, _, world = ctx.asked
     grad = _before_activation(
-        grad, activation,
-        lambda: ops.matmul_reduce_scatter(a, b, bias, None, grad.dtype, "auto", world), a.dtype,
-    )  # fmt: skip
+        grad,
+        activation,
+        lambda: ops.matmul_reduce_scatter(a, b, bias, None, grad.dtype, "auto", world),
+        a.dtype,
+    )
     of_a = of_b = of_bias = None
     if ctx.needs_input_grad[0]:
         of_a = ops.all_gather_matmul(grad, b.t(), None, None, None, "m", "auto", world)
@@ -170,9 +174,11 @@ def matmul_all_reduce_backward(ctx: Any, grad: Tensor) -> tuple:
     a, b, bias = ctx.saved_tensors
     activation, _, _, world = ctx.asked
     grad = _before_activation(
-        grad, activation,
-        lambda: ops.matmul_all_reduce(a, b, bias, None, grad.dtype, "auto", world), a.dtype,
-    )  # fmt: skip
+        grad,
+        activation,
+        lambda: ops.matmul_all_reduce(a, b, bias, None, grad.dtype, "auto", world),
+        a.dtype,
+    )
     of_bias = grad.sum(0) if ctx.needs_input_grad[2] else None  # every rank adds its own
     total = ops.all_reduce(grad, "sum", "auto", world)
     of_a = total @ b.t() if ctx.needs_input_grad[0] else None

@@ -77,9 +77,10 @@ def _done(work: Any, results: list[Tensor]) -> Done:
 
 # gloo's names of these.
 _GLOO_NAMES = {
-    "all_gather_single": "_allgather_base", "reduce_scatter_single": "_reduce_scatter_base",
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base",
-}  # fmt: skip
+}
 
 
 def _where_it_fits(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,9 +23,13 @@ def test_a_wait_expires_only_if_nothing_ran_since(
     backend = ShmBackend(0, 1, store, facts(0, 1 << 16), timeout=2.0)
     given_up: list[bool] = []
     machine = SimpleNamespace(
-        watch=[object()], had_last_turn=not has_run, ready=[], failure=None,
-        host_wrote=lambda: None, let_go_on=lambda: False,
-    )  # fmt: skip
+        watch=[object()],
+        had_last_turn=not has_run,
+        ready=[],
+        failure=None,
+        host_wrote=lambda: None,
+        let_go_on=lambda: False,
+    )
     monkeypatch.setattr(backend, "machine", machine)
     monkeypatch.setattr(backend, "_give_up", lambda: given_up.append(True))
     backend._idle_since = time.monotonic() - 10  # of an earlier wait

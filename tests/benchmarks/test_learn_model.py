@@ -227,9 +227,8 @@ def test_a_graph_model_sees_what_is_in_the_graph() -> None:
     rows["median_ns"] = numpy.exp(0.2 * (place % 12))
     test = numpy.arange(400) >= 300
     found = predict_by_graphs(
-        arrays, place, numpy.zeros((400, 1)), rows, test, 2,
-        Settings(width=16, epochs=40, tasks=4),
-    )  # fmt: skip
+        arrays, place, numpy.zeros((400, 1)), rows, test, 2, Settings(width=16, epochs=40, tasks=4)
+    )
     assert numpy.corrcoef(found, place[test] % 12)[0, 1] > 0.9
 
 
@@ -309,8 +308,10 @@ def test_helions_search_asks_for_recorded_configs_alone() -> None:
     pytest.importorskip("helion")
     times = {
         json.dumps({"BLOCK": 2**n, "num_warps": w}): 1.0 + abs(n - 4) + w
-        for n in range(8) for w in (1, 2, 4) if (n, w) != (4, 1)
-    }  # fmt: skip
+        for n in range(8)
+        for w in (1, 2, 4)
+        if (n, w) != (4, 1)
+    }
     asked = lfbo(times, 10, 0)
     assert len(asked) == 10
     assert set(asked) <= set(times.values())

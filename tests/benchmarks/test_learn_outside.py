@@ -48,10 +48,12 @@ def test_figures_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
         tuning, "predict", lambda known, target: [each["config"]["BLOCK"] for each in known]
     )
     monkeypatch.setattr(
-        tuning._Run, "_compile", lambda run, points: run.compiled.update(
+        tuning._Run,
+        "_compile",
+        lambda run, points: run.compiled.update(
             {p: tuning.Built(0.1, 32, 0, 0, 4, "") for p in points if p not in run.compiled}
-        )
-    )  # fmt: skip
+        ),
+    )
     monkeypatch.setattr(tuning, "extract_ttir_graph", lambda text, kernel_name: {})
     found = measure(task, "cpu", timer=lambda point: [10.0 / point.BLOCK] * 5)
     largest = max(config["BLOCK"] for config in task.configs)

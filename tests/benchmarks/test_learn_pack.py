@@ -48,10 +48,14 @@ def test_a_shard_holds_every_row_and_module(run: Path, packed: Path) -> None:
     assert data.verify() == []
     row = data.tasks.iloc[0]
     (line,) = [
-        each for each in lines
-        if each["shape"] == json.loads(row["shape"]) and each["config"] == json.loads(row["config"])
-        and each["dtype"] == row["dtype"] and not each["repeat"] and not each["control"]
-    ]  # fmt: skip
+        each
+        for each in lines
+        if each["shape"] == json.loads(row["shape"])
+        and each["config"] == json.loads(row["config"])
+        and each["dtype"] == row["dtype"]
+        and not each["repeat"]
+        and not each["control"]
+    ]
     assert list(row["samples_ns"]) == line["samples_ns"]
     assert row["median_ns"] == sorted(line["samples_ns"])[2]
     assert 1000 <= row["sm_mhz"] < 1100

@@ -28,20 +28,23 @@ PAGE = {
     "a tile, a CTA barrier, a release": (_two((TILE, BARRIER, SIGNAL), (WAIT, SEEN, LOAD)), False),
     "a tile and a release": (_two((TILE, SIGNAL), (WAIT, SEEN, LOAD)), True),
     "a scalar store and a release": (
-        _two((replace(TILE, tile=False), SIGNAL), (WAIT, SEEN, LOAD)), False,
+        _two((replace(TILE, tile=False), SIGNAL), (WAIT, SEEN, LOAD)),
+        False,
     ),
     "a relaxed signal": (_two((TILE, BARRIER, _relaxed(SIGNAL)), (WAIT, SEEN, LOAD)), True),
     "a relaxed wait": (_two((TILE, BARRIER, SIGNAL), (_relaxed(WAIT), SEEN, LOAD)), True),
     "gpu scope between ranks": (_two((TILE, BARRIER, SIGNAL), (WAIT, SEEN, LOAD), 2), True),
     "a scalar load and a release, then a store": (
-        _two((replace(LOAD, tile=False), SIGNAL), (WAIT, SEEN, replace(TILE, tile=False))), True,
+        _two((replace(LOAD, tile=False), SIGNAL), (WAIT, SEEN, replace(TILE, tile=False))),
+        True,
     ),
     "a scalar load, a CTA barrier and a release, then a store": (
-        _two((replace(LOAD, tile=False), BARRIER, SIGNAL), (WAIT, SEEN, TILE)), False,
+        _two((replace(LOAD, tile=False), BARRIER, SIGNAL), (WAIT, SEEN, TILE)),
+        False,
     ),
     "atomics that reach": (_two((SIGNAL,), (_relaxed(WAIT),)), False),
     "atomics that do not reach": (_two((SIGNAL,), (replace(WAIT, scope="cta"),)), True),
-}  # fmt: skip
+}
 
 
 def test_the_page_on_programs_follows_from_the_axioms_on_threads() -> None:

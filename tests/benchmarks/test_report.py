@@ -82,13 +82,16 @@ def test_the_page_begins_with_the_worst_ratio_to_others(tmp_path: Path) -> None:
         ("our GEMM, A gathered", 1 << 22, "", 0.5), ("copy", 1 << 22, "", None),
     ]  # fmt: skip
     rows = [
-        known["rows"][0] | {
-            "variant": variant, "problem": f"Problem(numel={numel})", "config": config,
+        known["rows"][0]
+        | {
+            "variant": variant,
+            "problem": f"Problem(numel={numel})",
+            "config": config,
             "hbm_bytes": numel * 4,
             "times": time and {"name": variant, "samples_ns": [[1e9 * time]]},
         }
         for variant, numel, config, time in seconds
-    ]  # fmt: skip
+    ]
     (tmp_path / "one.json").write_text(json.dumps(known | {"rows": rows}))
     page = render(tmp_path)
     begin = page.index("| op | backend | size")

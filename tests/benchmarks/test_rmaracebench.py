@@ -141,5 +141,9 @@ def test_what_is_not_known_is_not_expressible(tmp_path: Path) -> None:
 def test_operators_bind_as_in_c() -> None:
     functions = read_program("int main() { while (a < B - 1) { continue; } }", {})
     condition = functions["main"].body.parts[0].parts[0]
-    assert condition == ("binary", "<", ("name", "a"),
-                         ("binary", "-", ("name", "B"), ("number", 1)))  # fmt: skip
+    assert condition == (
+        "binary",
+        "<",
+        ("name", "a"),
+        ("binary", "-", ("name", "B"), ("number", 1)),
+    )

@@ -271,9 +271,10 @@ def test_atomicity_rejects_a_strong_write_inside_an_update() -> None:
     add = (Update("old", "x", "add", 1, "relaxed", "gpu"),)
     write = (Write("x", 5, "relaxed", "gpu"), Read("data", "x", "relaxed", "gpu"))
     between = [
-        x for registers, x in candidates(_placed(add, write))
+        x
+        for registers, x in candidates(_placed(add, write))
         if registers[0]["old"] == 0 and registers[1]["data"] == 1 and x.rf
-    ]  # fmt: skip
+    ]
     assert between
     assert any(not atomicity(x) for x in between)
     assert all(atomicity(x) for _, x in executions(_placed(add, write)))
@@ -282,9 +283,12 @@ def test_atomicity_rejects_a_strong_write_inside_an_update() -> None:
 def test_no_thin_air_rejects_a_value_that_rests_on_itself() -> None:
     """The value 2 exists in one trace, which reads backwards, so two copies could hand it round."""
     back = (
-        Read("first", "w", "relaxed", "gpu"), Read("then", "w", "relaxed", "gpu"),
-        Jump(5, "first", "eq", 0), Jump(5, "then", "ne", 0), Write("x", 2),
-    )  # fmt: skip
+        Read("first", "w", "relaxed", "gpu"),
+        Read("then", "w", "relaxed", "gpu"),
+        Jump(5, "first", "eq", 0),
+        Jump(5, "then", "ne", 0),
+        Write("x", 2),
+    )
     copies = ((Read("a", "x"), Write("y", "a")), (Read("b", "y"), Write("x", "b")))
     litmus = _placed(*copies, back, (Write("w", 1, "relaxed", "gpu"),))
     seen = {"a": 2, "b": 2, "first": 0}

@@ -233,8 +233,9 @@ def signal_by_a_store(world: World) -> None:
 def test_a_plain_signal_is_the_cause_of_the_race_on_the_data() -> None:
     found = check(signal_by_a_store, 1, schedules=1).findings
     assert {(f.second.allocation, f.rule) for f in found} == {
-        ("flag", PLAIN_FLAG.name), ("x", PLAIN_FLAG.name)
-    }  # fmt: skip
+        ("flag", PLAIN_FLAG.name),
+        ("x", PLAIN_FLAG.name),
+    }
     (why,) = [f.why for f in found if f.second.allocation == "x"]
     assert "but it is a plain store: it publishes nothing" in why
     assert 'Smallest repair: an atomic with sem="release"' in why

@@ -140,16 +140,20 @@ def test_the_words_of_a_tile_are_one_until_a_part_is_touched() -> None:
     parts = words.each([68, 72])
     assert [word.newest.value for _, word in parts if word is not None] == [b"bbbbcccc"]
     assert [(lane, word.newest.value) for lane, word in words.each([64, 68, 72, 76]) if word] == [
-        (0, b"aaaa"), (1, b"bbbbcccc"), (3, b"dddd"),
-    ]  # fmt: skip
+        (0, b"aaaa"),
+        (1, b"bbbbcccc"),
+        (3, b"dddd"),
+    ]
 
 
 def test_words_that_are_touched_in_another_order_are_split() -> None:
     words = _tile_of_words()
     parts = words.each([72, 76, 64, 80])
     assert [(lane, word and word.newest.value) for lane, word in parts] == [
-        (0, b"ccccdddd"), (2, b"aaaa"), (3, None),
-    ]  # fmt: skip
+        (0, b"ccccdddd"),
+        (2, b"aaaa"),
+        (3, None),
+    ]
 
 
 def test_what_is_left_of_a_tile_keeps_its_history() -> None:

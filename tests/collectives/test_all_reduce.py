@@ -43,10 +43,14 @@ def on_heap(world: sundog.World, part: torch.Tensor) -> torch.Tensor:
 
 
 CASES = [
-    (0, torch.float32, "sum"), (1, torch.bfloat16, "sum"), (37, torch.float16, "avg"),
-    (131, torch.float32, "sum"), (131, torch.int8, "prod"), (512, torch.bfloat16, "max"),
+    (0, torch.float32, "sum"),
+    (1, torch.bfloat16, "sum"),
+    (37, torch.float16, "avg"),
+    (131, torch.float32, "sum"),
+    (131, torch.int8, "prod"),
+    (512, torch.bfloat16, "max"),
     (193, torch.int64, "min"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])

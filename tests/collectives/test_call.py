@@ -137,11 +137,14 @@ def test_a_plan_that_does_not_fit_leaves_nothing_on_the_heap(run: Run) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"x": torch.zeros(5)}, {"x": torch.zeros(4).half()}, {"algo": "pull"},
-        {"config": Config(512)}, {"async_op": True},
+        {"x": torch.zeros(5)},
+        {"x": torch.zeros(4).half()},
+        {"algo": "pull"},
+        {"config": Config(512)},
+        {"async_op": True},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_another_call_gets_another_plan(run: Run, change: dict[str, Any]) -> None:
     def main(world: sundog.World) -> int:
         given: dict[str, Any] = {"x": torch.zeros(4), "algo": "push"}

@@ -29,10 +29,14 @@ SMALL = Config(block=64, programs=2)  # several tiles and programs
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_every_rank_gets_its_slice(run: Run, size: int, symmetric: bool) -> None:
     cases = [
-        (0, torch.float32, "sum"), (1, torch.int64, "prod"), (37, torch.float16, "avg"),
-        (131, torch.bfloat16, "sum"), (200, torch.uint8, "max"), (193, torch.float64, "min"),
+        (0, torch.float32, "sum"),
+        (1, torch.int64, "prod"),
+        (37, torch.float16, "avg"),
+        (131, torch.bfloat16, "sum"),
+        (200, torch.uint8, "max"),
+        (193, torch.float64, "min"),
         (72, torch.bool, "sum"),
-    ]  # fmt: skip
+    ]
 
     def main(world: sundog.World) -> list[torch.Tensor]:
         found = []

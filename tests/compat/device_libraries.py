@@ -80,8 +80,9 @@ def meet(words, size):
 
 
 @triton.jit
-def produce_and_consume(data, flag, out, bases, rank: tl.constexpr, BLOCK: tl.constexpr,
-                        SEM: tl.constexpr):  # fmt: skip
+def produce_and_consume(
+    data, flag, out, bases, rank: tl.constexpr, BLOCK: tl.constexpr, SEM: tl.constexpr
+):
     at = tl.arange(0, BLOCK)
     if rank == 0:
         iris.store(data + at, at, 0, 1, bases)

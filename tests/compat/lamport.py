@@ -49,7 +49,7 @@ def empty_words(table, rank, slot, BLOCK: tl.constexpr):
 
 def program(
     extra: bool = False, volatile: bool = True, slots: int = 2, empties: str = "reader"
-) -> Callable[[], list[int]]:  # fmt: skip
+) -> Callable[[], list[int]]:
     """Return a program that exchanges words between two ranks, over and over.
 
     The reader empties them, or a later kernel, or the host. With two slots a rank writes a slot

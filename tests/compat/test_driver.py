@@ -46,8 +46,11 @@ def passed_on(
     return main
 
 
-WAYS = [passed_on(), passed_on(FLAGS.CU_STREAM_WAIT_VALUE_EQ, 64),
-        passed_on(FLAGS.CU_STREAM_WAIT_VALUE_AND)]  # fmt: skip
+WAYS = [
+    passed_on(),
+    passed_on(FLAGS.CU_STREAM_WAIT_VALUE_EQ, 64),
+    passed_on(FLAGS.CU_STREAM_WAIT_VALUE_AND),
+]
 
 
 @pytest.mark.parametrize("main", WAYS)

@@ -117,9 +117,7 @@ def add(kernel: Kernel, world: sundog.World) -> None:
 
 
 def _pair(name: str, host: Callable[..., None], wrong: Kernel, fixed: Kernel) -> Pair:
-    return Pair(
-        FAMILY, name, partial(host, wrong), partial(host, fixed), 2, BARRIER_IN_LOOP
-    )  # fmt: skip
+    return Pair(FAMILY, name, partial(host, wrong), partial(host, fixed), 2, BARRIER_IN_LOOP)
 
 
 PAIRS = [

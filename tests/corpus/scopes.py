@@ -48,9 +48,8 @@ def exchange(release: str, acquire: str, world: sundog.World) -> None:
 
 @triton.jit
 def gather_by_count(
-    x, inbox, out, count, rank, ctx,
-    SCOPE: tl.constexpr, WORLD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x, inbox, out, count, rank, ctx, SCOPE: tl.constexpr, WORLD: tl.constexpr, BLOCK: tl.constexpr
+):
     at = tl.arange(0, BLOCK)
     memory.store(inbox + rank * BLOCK + at, tl.load(x + at), 0, ctx)
     tl.debug_barrier()

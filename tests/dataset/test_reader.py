@@ -333,8 +333,12 @@ def test_repeated_rows_and_sessions_are_damage(base_1: str) -> None:
     rewrite(base_1, "ir.jsonl", ir + [ir[0]])
     found = damage_of(base_1)
     assert [(e, n) for e, n, _ in found] == [
-        ("csv", 11), ("csv", 11), ("csv", 12), ("meta.jsonl", 5), ("ir.jsonl", 4),
-    ]  # fmt: skip
+        ("csv", 11),
+        ("csv", 11),
+        ("csv", 12),
+        ("meta.jsonl", 5),
+        ("ir.jsonl", 4),
+    ]
     assert any("rows were moved" in text for _, _, text in found[:2])
     assert "started on line 1 already" in found[3][2]
     assert "is missing or repeated" in found[4][2]

@@ -42,9 +42,12 @@ def compiled(*args: Any) -> str:
 
 
 def all_stages(
-    kernel: Any, target: str, types: dict[str, str], constants: dict[str, Any],
+    kernel: Any,
+    target: str,
+    types: dict[str, str],
+    constants: dict[str, Any],
     odd: tuple[str, ...] = (),
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """Arguments that are not `odd` are multiples of 16."""
     signature = {**types, **dict.fromkeys(constants, "constexpr")}
     order = {name: signature[name] for name in kernel.arg_names}

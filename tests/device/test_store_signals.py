@@ -45,9 +45,13 @@ def by_stores(fn: Callable[[World], Any], is_amd: bool = False) -> Callable[[Wor
 
 # One op for each way to signal: barriers, single flags, words with data, counts, tell_all, Gluon.
 KINDS = (
-    "all_gather.push", "all_gather.gluon", "all_to_all.mail", "all_reduce.low_latency",
-    "matmul_reduce_scatter.push", "all_gather_matmul.hbm_buffer",
-)  # fmt: skip
+    "all_gather.push",
+    "all_gather.gluon",
+    "all_to_all.mail",
+    "all_reduce.low_latency",
+    "matmul_reduce_scatter.push",
+    "all_gather_matmul.hbm_buffer",
+)
 
 
 @pytest.mark.sim_only

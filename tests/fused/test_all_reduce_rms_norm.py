@@ -84,10 +84,14 @@ def test_every_algorithm_against_float64(run: Run, size: int) -> None:
 
 
 VARIANTS: list[dict[str, Any]] = [
-    {"has_bias": True}, {"gemma": True}, {"quant": "token"}, {"quant": "group", "both": True},
-    {"quant": "tensor", "is_static": True}, {"quant": "token", "is_static": True},
+    {"has_bias": True},
+    {"gemma": True},
+    {"quant": "token"},
+    {"quant": "group", "both": True},
+    {"quant": "tensor", "is_static": True},
+    {"quant": "token", "is_static": True},
     {"quant": "group", "is_static": True, "both": True, "fp8": torch.float8_e4m3fnuz},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

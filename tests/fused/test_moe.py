@@ -129,9 +129,12 @@ def test_many_programs_and_parts_send_what_one_does(run: Run) -> None:
         for module in (moe_dispatch_push, moe_dispatch_low_latency):
             for config in (module.Config(1, 1, 4), module.Config(3, 5, 4)):
                 rows, counts, handle = moe_dispatch(
-                    world, *given, experts=6, algo=module.__name__.rpartition("h_")[2],
+                    world,
+                    *given,
+                    experts=6,
+                    algo=module.__name__.rpartition("h_")[2],
                     config=config,
-                )  # fmt: skip
+                )
                 sent = torch.arange(rows.shape[1] // 2, device=world.device) < counts[..., None]
                 rows = torch.where(sent.view(3, -1, 1), rows, 0)
                 found.append(
@@ -239,9 +242,12 @@ def test_bad_input_is_named_before_anything_is_sent(
 ) -> None:
     def main(world: World) -> None:
         given: dict[str, Any] = {
-            "x": torch.ones(3, 16), "topk_ids": torch.zeros(3, 1, dtype=torch.int64),
-            "topk_weights": torch.ones(3, 1), "experts": 4, **change,
-        }  # fmt: skip
+            "x": torch.ones(3, 16),
+            "topk_ids": torch.zeros(3, 1, dtype=torch.int64),
+            "topk_weights": torch.ones(3, 1),
+            "experts": 4,
+            **change,
+        }
         moved = {
             k: v.to(world.device) if isinstance(v, torch.Tensor) else v for k, v in given.items()
         }

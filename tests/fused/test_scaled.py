@@ -115,9 +115,12 @@ def test_fp8_output_has_its_largest_number_in_the_place_of_more(run: Run) -> Non
 def test_bad_input_is_named(run: Run, change: dict[str, Any], sentence: str) -> None:
     def main(world: World) -> None:
         given: dict[str, Any] = {
-            "a": torch.ones(4, 64).to(E4M3), "b": torch.ones(16, 64).to(E4M3).T,
-            "a_scale": torch.ones(1), "b_scale": torch.ones(1), **change,
-        }  # fmt: skip
+            "a": torch.ones(4, 64).to(E4M3),
+            "b": torch.ones(16, 64).to(E4M3).T,
+            "a_scale": torch.ones(1),
+            "b_scale": torch.ones(1),
+            **change,
+        }
         with pytest.raises(ValueError, match=sentence):
             world.scaled_matmul_all_reduce(**given)
 

@@ -18,9 +18,12 @@ OP = "all_reduce_rms_norm"
 MOST = 8192
 COUNTS = (1, 2, 3, 8, 31, 32, 33, 257, 1024, 4095, MOST)
 FP8: dict[str, dict[str, Any]] = {
-    "plain": {}, "bias": {"has_bias": True, "gemma": True}, "token": {"quant": "token"},
-    "group": {"quant": "group", "both": True}, "tensor": {"quant": "tensor", "is_static": True},
-}  # fmt: skip
+    "plain": {},
+    "bias": {"has_bias": True, "gemma": True},
+    "token": {"quant": "token"},
+    "group": {"quant": "group", "both": True},
+    "tensor": {"quant": "tensor", "is_static": True},
+}
 
 
 def _rows(world: sundog.World, hidden: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -139,8 +139,12 @@ def test_a_wait_runs_out_and_the_world_goes_on(run, backend):
     assert results[1][0] is None
     record = error.record
     assert (record.rank, record.flag, record.expected, record.seen, record.peer) == (
-        0, "owed.flags[2]", 5, 0, 1,
-    )  # fmt: skip
+        0,
+        "owed.flags[2]",
+        5,
+        0,
+        1,
+    )
     share = KERNELS_WAIT if backend == "symm" else 1.0
     assert 0.8 * share * 0.5 < seconds < 2, "one timeout, not two"
     check_gathered([calls for _, _, calls in results])

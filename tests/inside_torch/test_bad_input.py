@@ -85,10 +85,13 @@ def test_of_arguments_that_torch_would_name_in_its_own_words(run: Run, how: str)
             "a of shape (4,): expected": lambda x: world.all_gather_matmul(x[0], x),
             "x is a scalar, expected rows": lambda x: world.all_reduce_rms_norm(x.sum(), x, x),
             "capacity -1 must be 0 or more": lambda x: world.moe_dispatch(
-                x, torch.zeros(4, 1, dtype=torch.int32, device=x.device), x[:, :1], experts=2,
+                x,
+                torch.zeros(4, 1, dtype=torch.int32, device=x.device),
+                x[:, :1],
+                experts=2,
                 capacity=-1,
             ),
-        }  # fmt: skip
+        }
         for expected, call in calls.items():
             assert expected in sentence(how, call, x)
 

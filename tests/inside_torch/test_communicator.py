@@ -30,13 +30,20 @@ class DeviceCommunicator(Protocol):
     def recv(self, size: torch.Size, dtype: torch.dtype, src: int | None = None) -> Tensor: ...
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor: ...
     def dispatch(
-        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor,
-        is_sequence_parallel: bool = False, extra_tensors: list[Tensor] | None = None,
-    ) -> tuple[Any, ...]: ...  # fmt: skip
-    def dispatch_router_logits(
-        self, hidden_states: Tensor, router_logits: Tensor, is_sequence_parallel: bool = False,
+        self,
+        hidden_states: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        is_sequence_parallel: bool = False,
         extra_tensors: list[Tensor] | None = None,
-    ) -> tuple[Any, ...]: ...  # fmt: skip
+    ) -> tuple[Any, ...]: ...
+    def dispatch_router_logits(
+        self,
+        hidden_states: Tensor,
+        router_logits: Tensor,
+        is_sequence_parallel: bool = False,
+        extra_tensors: list[Tensor] | None = None,
+    ) -> tuple[Any, ...]: ...
     def combine(self, hidden_states: Tensor, is_sequence_parallel: bool = False) -> Tensor: ...
     def destroy(self) -> None: ...
 

@@ -112,15 +112,18 @@ def bytes_sent(world: sundog.World) -> dict[str, tuple[Callable[..., Tensor], tu
         "quantized_all_reduce": (lambda x: world.quantized_all_reduce(x), (x,)),
         "quantized_all_gather": (lambda x: world.quantized_all_gather(x, wire=torch.int8), (x,)),
         "scaled_all_gather_matmul": (
-            lambda a, b: world.scaled_all_gather_matmul(a, b, one, one), (a, wide),
+            lambda a, b: world.scaled_all_gather_matmul(a, b, one, one),
+            (a, wide),
         ),
         "scaled_matmul_reduce_scatter": (
-            lambda a, b: world.scaled_matmul_reduce_scatter(a, b, one, one), (a, b),
+            lambda a, b: world.scaled_matmul_reduce_scatter(a, b, one, one),
+            (a, b),
         ),
         "scaled_matmul_all_reduce": (
-            lambda a, b: world.scaled_matmul_all_reduce(a, b, one, one, torch.float32), (a, b),
+            lambda a, b: world.scaled_matmul_all_reduce(a, b, one, one, torch.float32),
+            (a, b),
         ),
-    }  # fmt: skip
+    }
 
 
 def test_ops_of_bytes_are_one_graph_and_refuse_gradients(run: Run) -> None:

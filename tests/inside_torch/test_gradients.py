@@ -352,7 +352,7 @@ def test_opcheck_accepts_every_op(run: Run) -> None:
             "scaled_all_gather_matmul": (*fp8, None, None, None, "m"),
             "scaled_matmul_reduce_scatter": (*fp8, None),
             "scaled_matmul_all_reduce": (*fp8, torch.float32),
-        }  # fmt: skip
+        }
         assert {*samples, *rounded} == set(TABLE)
         for op, arguments in (samples | rounded).items():
             checks: Any = ("test_schema", "test_autograd_registration", *_FAKE)

@@ -27,9 +27,11 @@ def test_collectives() -> None:
 def call_all(rank: int, by_gloo: bool = False) -> None:
     x = torch.arange(4.0) + rank
     for op, expected in {
-        dist.ReduceOp.SUM: [1.0, 3.0, 5.0, 7.0], dist.ReduceOp.MAX: [1.0, 2.0, 3.0, 4.0],
-        dist.ReduceOp.AVG: [0.5, 1.5, 2.5, 3.5], dist.ReduceOp.PRODUCT: [0.0, 2.0, 6.0, 12.0],
-    }.items():  # fmt: skip
+        dist.ReduceOp.SUM: [1.0, 3.0, 5.0, 7.0],
+        dist.ReduceOp.MAX: [1.0, 2.0, 3.0, 4.0],
+        dist.ReduceOp.AVG: [0.5, 1.5, 2.5, 3.5],
+        dist.ReduceOp.PRODUCT: [0.0, 2.0, 6.0, 12.0],
+    }.items():
         y = x.clone()
         dist.all_reduce(y, op)
         assert y.tolist() == expected, op

@@ -53,12 +53,16 @@ LAYOUTS = {  # layout, size, two dimensions, warps
     "threads in both": (BLOCKED([1, 4], [8, 16], [2, 2], [1, 0]), 64, True, 4),
     "rank 1 for 2": (BLOCKED([4], [32], [4], [0]), 64, True, 4),
     "slice": (gl.SliceLayout(0, BLOCKED([1, 4], [4, 8], [2, 2], [1, 0])), 64, False, 4),
-    "slice of too many warps": (gl.SliceLayout(1, BLOCKED([1, 4], [4, 8], [2, 4], [1, 0])), 64,
-                                False, 4),
+    "slice of too many warps": (
+        gl.SliceLayout(1, BLOCKED([1, 4], [4, 8], [2, 4], [1, 0])),
+        64,
+        False,
+        4,
+    ),
     "slice outside": (gl.SliceLayout(2, BLOCKED([1, 4], [4, 8], [2, 2], [1, 0])), 64, False, 4),
     "slice of one dimension": (gl.SliceLayout(0, BLOCKED([4], [32], [4], [0])), 64, False, 4),
     "slice for 2": (gl.SliceLayout(0, BLOCKED([1, 4], [4, 8], [2, 2], [1, 0])), 64, True, 4),
-}  # fmt: skip
+}
 
 
 TARGETS = {32: GPUTarget("cuda", 90, 32), 64: GPUTarget("hip", "gfx942", 64)}

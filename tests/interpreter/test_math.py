@@ -92,10 +92,14 @@ def dot_kernel(a_ptr, b_ptr, c_ptr, ACC: tl.constexpr, N: tl.constexpr):
 
 
 DOTS = [
-    (torch.float32, torch.float32), (torch.float16, torch.float32), (torch.float16, torch.float16),
-    (torch.bfloat16, torch.float32), (torch.int8, torch.int32),
-    (torch.float8_e4m3fn, torch.float32), (torch.float8_e5m2, torch.float32),
-]  # fmt: skip
+    (torch.float32, torch.float32),
+    (torch.float16, torch.float32),
+    (torch.float16, torch.float16),
+    (torch.bfloat16, torch.float32),
+    (torch.int8, torch.int32),
+    (torch.float8_e4m3fn, torch.float32),
+    (torch.float8_e5m2, torch.float32),
+]
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.int32: tl.int32}
 
 

@@ -50,9 +50,12 @@ ARITHMETIC = {
     "not.b32 $0, $1;": [-6, 2, -1, ~(1 << 20)],
     "{.reg .pred %p; setp.lt.s32 %p, $1, 1; selp.s32 $0, 7, 8, %p;}": [8, 7, 7, 8],
     "{.reg .f32 %f; cvt.rn.f32.s32 %f, $1; mul.f32 %f, %f, 0.5; cvt.rzi.s32.f32 $0, %f;}": [
-        2, -1, 0, 1 << 19,
+        2,
+        -1,
+        0,
+        1 << 19,
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("asm", ARITHMETIC)
@@ -129,8 +132,12 @@ def adding(out, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
     if _thread() < LIMIT:
         tl.inline_asm_elementwise(
             "red.relaxed.gpu.global.add.u32 [$1], 1; mov.b32 $0, 0;",
-            "=r,l", [words], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
+            "=r,l",
+            [words],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @pytest.mark.parametrize(("limit", "wanted"), [(3, [1, 1, 1, 0]), (64, [16] * 4), (0, [0] * 4)])

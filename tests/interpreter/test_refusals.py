@@ -58,10 +58,12 @@ def imported_kernel(x_ptr):
 
 
 GPU_ONLY = {
-    assembly_kernel: "inline PTX, line 1: brev.b32 $0, $1", extern_kernel: "__nv_abs",
+    assembly_kernel: "inline PTX, line 1: brev.b32 $0, $1",
+    extern_kernel: "__nv_abs",
     module_kernel: "libdevice.abs",
-    helper_kernel: "tanh", imported_kernel: "rint",
-}  # fmt: skip
+    helper_kernel: "tanh",
+    imported_kernel: "rint",
+}
 
 
 @pytest.mark.sim_only

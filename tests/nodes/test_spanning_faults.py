@@ -22,9 +22,12 @@ def _work_until_lost(world: Any) -> tuple[str, float]:
     """Call one op after the other; return what was raised, and how long the last call took."""
     x = torch.ones(64) * world.rank
     calls = [
-        lambda: world.all_reduce(x), lambda: world.all_gather(x), lambda: world.barrier(),
-        lambda: world.broadcast(x), lambda: world.all_reduce(x, algo="chain"),
-    ]  # fmt: skip
+        lambda: world.all_reduce(x),
+        lambda: world.all_gather(x),
+        lambda: world.barrier(),
+        lambda: world.broadcast(x),
+        lambda: world.all_reduce(x, algo="chain"),
+    ]
     for call in calls:
         call()
     Cluster.tell()

@@ -13,9 +13,13 @@ import pytest
 from sundog.hardware.description import HOW, known, parse, plain, read
 
 SHIPPED = {
-    "h100x8": 8, "h200-pcie": None, "h200-shared": None, "h200x8": 8, "h200x8-2nodes": 16,
+    "h100x8": 8,
+    "h200-pcie": None,
+    "h200-shared": None,
+    "h200x8": 8,
+    "h200x8-2nodes": 16,
     "mi300x8": 8,
-}  # fmt: skip
+}
 
 
 def test_these_machines_ship() -> None:
@@ -58,8 +62,9 @@ def _set(value: Any, *path: str) -> Callable[[dict], None]:
 
 
 def _pairs(rows: list) -> Callable[[dict], None]:
-    return _set({"value": rows, "source": "measured: a test", "date": "2026-11-16"},
-                "link", "pair_rates")  # fmt: skip
+    return _set(
+        {"value": rows, "source": "measured: a test", "date": "2026-11-16"}, "link", "pair_rates"
+    )
 
 
 RATES = (1e10, 1e10, 1e10)

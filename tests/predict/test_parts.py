@@ -22,7 +22,7 @@ from sundog.predict.parts import (
     together,
     total,
     waves,
-)  # fmt: skip
+)
 
 CHIP = Chip(
     num_sms=100, launch_s=1e-6, share_s=2e-6, flag_s=3e-6, load_s=1e-6, read_rate=1e12,

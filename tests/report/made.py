@@ -119,10 +119,13 @@ def probe_content(verdict: str = "NOT CAPTURABLE") -> dict[str, Any]:
         }
 
     return {
-        "kind": "probe", "machine": {"torch": "2.13.0"}, "world": 2, "backend": "sim",
+        "kind": "probe",
+        "machine": {"torch": "2.13.0"},
+        "world": 2,
+        "backend": "sim",
         "replays": 12,
         "rows": [
             row("all_gather.push", "CAPTURABLE", "", ""),
             row("mine.py:main", verdict, "reads a tensor on the host", "mine.py:12"),
         ],
-    }  # fmt: skip
+    }

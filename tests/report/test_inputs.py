@@ -197,7 +197,11 @@ def test_a_command_refuses_early_if_the_page_is_not_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page, "ASSETS", tmp_path)
-    for words in (["isa", "all_gather"], ["probe", "all_gather"], ["bench", "all_gather"],
-                  ["tune", "all_gather"]):  # fmt: skip
+    for words in (
+        ["isa", "all_gather"],
+        ["probe", "all_gather"],
+        ["bench", "all_gather"],
+        ["tune", "all_gather"],
+    ):
         result = CliRunner().invoke(app, [*words, "--html", str(tmp_path / "page.html")])
         assert (result.exit_code, "make assets" in " ".join(result.output.split())) == (2, True)

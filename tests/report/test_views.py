@@ -153,10 +153,16 @@ def test_an_ir_graph_opens_closes_maps_and_compares(show: Show) -> None:
 
 def test_a_comparison_marks_what_got_better_and_worse(show: Show, tmp_path: Path) -> None:
     fixed = check_content() | {"findings": []}
-    old = [section(check_content(), "c.json"), section(bench_content(), "b.json"),
-           section(probe_content("CAPTURABLE"), "p.json")]  # fmt: skip
-    new = [section(fixed, "c.json"), section(bench_content(faster=0.5), "b.json"),
-           section(probe_content(), "p.json")]  # fmt: skip
+    old = [
+        section(check_content(), "c.json"),
+        section(bench_content(), "b.json"),
+        section(probe_content("CAPTURABLE"), "p.json"),
+    ]
+    new = [
+        section(fixed, "c.json"),
+        section(bench_content(faster=0.5), "b.json"),
+        section(probe_content(), "p.json"),
+    ]
     paths = [tmp_path / "old.html", tmp_path / "new.html"]
     for path, sections in zip(paths, (old, new), strict=True):
         write_report(str(path), sections)

@@ -13,9 +13,13 @@ __all__ = ["PULLING", "check_pulled", "fetch", "pull", "pull_all", "stand_in"]
 
 # The ops that have stand-ins (sundog/ops/passive.py).
 PULLING = (
-    "all_gather.pull", "all_to_all.pull", "all_gather_matmul.barrier",
-    "all_gather_matmul.hbm_buffer", "all_gather_matmul.direct", "all_gather_matmul.copy_engine",
-)  # fmt: skip
+    "all_gather.pull",
+    "all_to_all.pull",
+    "all_gather_matmul.barrier",
+    "all_gather_matmul.hbm_buffer",
+    "all_gather_matmul.direct",
+    "all_gather_matmul.copy_engine",
+)
 
 
 @triton.jit

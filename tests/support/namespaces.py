@@ -341,9 +341,12 @@ class _Body:
         # Below sundog's: a group that can't be made must not hide who is missing.
         limit = timedelta(seconds=2 * cluster.timeout)
         store = dist.TCPStore(
-            cluster.machines[0].address, _PORT, is_master=rank == 0, timeout=limit,
+            cluster.machines[0].address,
+            _PORT,
+            is_master=rank == 0,
+            timeout=limit,
             wait_for_workers=False,
-        )  # fmt: skip
+        )
         size = cluster.nodes * cluster.ranks
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
         world = sundog.init("shm", timeout=cluster.timeout)

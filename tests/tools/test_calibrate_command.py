@@ -59,10 +59,14 @@ def test_a_machine_that_differs_is_found() -> None:
     """Half of the memory's rate, twice as long barriers, a third of the link."""
     clock = read("h200x8").changed(
         {
-            "gpu.read_rate": 2.2e12, "gpu.write_rate": 1.7e12, "gpu.copy_rate": 2.1e12,
-            "link.flag_s": 3e-6, "link.rate": 1e11, "link.pair_rate": 1e11,
+            "gpu.read_rate": 2.2e12,
+            "gpu.write_rate": 1.7e12,
+            "gpu.copy_rate": 2.1e12,
+            "link.flag_s": 3e-6,
+            "link.rate": 1e11,
+            "link.pair_rate": 1e11,
         }
-    )  # fmt: skip
+    )
     source = Source("measured: a test", "2026-11-16")
     made = describe("mine", "a test", "switch", 132, made_up(clock, 8), source)
     assert made.link.rate == pytest.approx(1e11, rel=0.1)

@@ -221,15 +221,23 @@ def _decode_trips(shape: Shape, config: Config) -> float:
     return blocks(blocks(shape["seq"], config["splits"]), config["BLOCK_N"])
 
 
-_TILES = {"BLOCK_M": (32, 64, 128, 256), "BLOCK_N": (16, 32, 64, 128), "num_warps": (2, 4, 8),
-          "num_stages": (1, 2, 3, 4)}  # fmt: skip
+_TILES = {
+    "BLOCK_M": (32, 64, 128, 256),
+    "BLOCK_N": (16, 32, 64, 128),
+    "num_warps": (2, 4, 8),
+    "num_stages": (1, 2, 3, 4),
+}
 _SQUARE: list[Shape] = [
-    {"heads": 32, "seq": 1024, "dim": 64}, {"heads": 128, "seq": 512, "dim": 64},
-    {"heads": 8, "seq": 2048, "dim": 64}, {"heads": 64, "seq": 768, "dim": 64},
-    {"heads": 16, "seq": 2048, "dim": 128}, {"heads": 40, "seq": 1024, "dim": 128},
-    {"heads": 12, "seq": 1021, "dim": 64}, {"heads": 96, "seq": 1024, "dim": 64},
+    {"heads": 32, "seq": 1024, "dim": 64},
+    {"heads": 128, "seq": 512, "dim": 64},
+    {"heads": 8, "seq": 2048, "dim": 64},
+    {"heads": 64, "seq": 768, "dim": 64},
+    {"heads": 16, "seq": 2048, "dim": 128},
+    {"heads": 40, "seq": 1024, "dim": 128},
+    {"heads": 12, "seq": 1021, "dim": 64},
+    {"heads": 96, "seq": 1024, "dim": 64},
     {"heads": 48, "seq": 1536, "dim": 64},
-]  # fmt: skip
+]
 
 
 def _enough(config: Config) -> bool:

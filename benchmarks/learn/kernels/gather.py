@@ -72,8 +72,11 @@ _INDEXED: list[Shape] = [
     {"m": 1021, "n": 4093, "size": 5003}, {"m": 3001, "n": 1001, "size": 999},
     {"m": 256, "n": 14336, "size": 1024}, {"m": 32768, "n": 512, "size": 8192},
 ]  # fmt: skip
-_BLOCKS = {"ROWS": (1, 2, 4, 8, 16), "BLOCK": (128, 256, 512, 1024, 2048, 4096),
-           "num_warps": (1, 2, 4, 8)}  # fmt: skip
+_BLOCKS = {
+    "ROWS": (1, 2, 4, 8, 16),
+    "BLOCK": (128, 256, 512, 1024, 2048, 4096),
+    "num_warps": (1, 2, 4, 8),
+}
 SUBJECTS = [
     Subject(
         "gather_rows", "gather", gather_rows_kernel, _BLOCKS, _INDEXED,

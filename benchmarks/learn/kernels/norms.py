@@ -139,8 +139,11 @@ def _few(config: Config) -> bool:
     return config["ROWS"] * config.get("BLOCK", 1) <= 128 * 32 * config["num_warps"]
 
 
-_LOOP = {"BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (1, 2, 4, 8, 16),
-         "num_stages": (1, 2, 3, 4)}  # fmt: skip
+_LOOP = {
+    "BLOCK": (256, 512, 1024, 2048, 4096, 8192),
+    "num_warps": (1, 2, 4, 8, 16),
+    "num_stages": (1, 2, 3, 4),
+}
 _WIDE: list[Shape] = [
     {"m": 4096, "n": 4096}, {"m": 2048, "n": 8192}, {"m": 512, "n": 16384}, {"m": 8192, "n": 5120},
     {"m": 128, "n": 7168}, {"m": 1024, "n": 14336}, {"m": 1021, "n": 4093}, {"m": 333, "n": 9001},

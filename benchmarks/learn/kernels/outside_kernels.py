@@ -48,9 +48,8 @@ def outer_gate_kernel(x, row, column, out, m, n, BLOCK_M: tl.constexpr, BLOCK_N:
 
 @triton.jit
 def matmul_bias_relu_kernel(
-    a, b, bias, out, m, n, k,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    a, b, bias, out, m, n, k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
     down = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     along = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)

@@ -156,9 +156,11 @@ def _clamped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 # subjects
 
 _SPACE = {
-    "BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (1, 2, 4, 8, 16),
-    "num_stages": (1, 3), "WAVES": (0, 2, 4, 8),
-}  # fmt: skip
+    "BLOCK": (256, 512, 1024, 2048, 4096, 8192),
+    "num_warps": (1, 2, 4, 8, 16),
+    "num_stages": (1, 3),
+    "WAVES": (0, 2, 4, 8),
+}
 _SHAPES: list[Shape] = [
     {"m": 4096, "n": 4096}, {"m": 2048, "n": 14336}, {"m": 512, "n": 11008}, {"m": 1024, "n": 1024},
     {"m": 16384, "n": 2048}, {"m": 333, "n": 3001}, {"m": 64, "n": 8192},
@@ -179,9 +181,13 @@ def _trips(shape: Shape, config: Config) -> float:
 
 
 def _subject(
-    kernel: Any, inputs: str, reference: Callable[[Args], list], flops: int,
-    outputs: Sequence[str] = ("out",), dtypes: Sequence[str] = ("bfloat16", "float32"),
-) -> Subject:  # fmt: skip
+    kernel: Any,
+    inputs: str,
+    reference: Callable[[Args], list],
+    flops: int,
+    outputs: Sequence[str] = ("out",),
+    dtypes: Sequence[str] = ("bfloat16", "float32"),
+) -> Subject:
     def make(shape: Shape, dtype: torch.dtype, device: str) -> Args:
         size = shape["m"], shape["n"]
         args: Args = {name: torch.randn(size, device=device, dtype=dtype) for name in inputs}
@@ -204,7 +210,10 @@ SUBJECTS = [
     _subject(gelu_backward_kernel, "xy", _grads(_F.gelu, 1), 14),
     _subject(silu_backward_kernel, "xy", _grads(_F.silu, 1), 10),
     _subject(
-        swiglu_backward_kernel, "xyz", _grads(lambda x, y: _F.silu(x) * y, 2), 14,
+        swiglu_backward_kernel,
+        "xyz",
+        _grads(lambda x, y: _F.silu(x) * y, 2),
+        14,
         ("out", "second"),
     ),
     _subject(geglu_kernel, "xy", _of(lambda x, y: _F.gelu(x) * y, "xy"), 9),
@@ -213,4 +222,4 @@ SUBJECTS = [
     _subject(moving_average_kernel, "xy", _of(lambda x, y: x + 0.01 * (y - x), "xy"), 3),
     _subject(adam_kernel, "xyzw", _adam, 14, ("out", "second", "third"), ("float32",)),
     _subject(clamp_scale_kernel, "xy", _of(_clamped, "xy"), 3),
-]  # fmt: skip
+]

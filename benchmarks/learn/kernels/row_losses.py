@@ -206,9 +206,10 @@ def _length_one(x: torch.Tensor) -> torch.Tensor:
 # subjects
 
 _SPACE = {
-    "BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (1, 2, 4, 8, 16),
+    "BLOCK": (256, 512, 1024, 2048, 4096, 8192),
+    "num_warps": (1, 2, 4, 8, 16),
     "num_stages": (1, 2, 3, 4),
-}  # fmt: skip
+}
 _SHAPES: list[Shape] = [
     {"m": 4096, "n": 4096}, {"m": 1024, "n": 32000}, {"m": 512, "n": 50257}, {"m": 8192, "n": 2048},
     {"m": 2048, "n": 14336}, {"m": 333, "n": 9001}, {"m": 128, "n": 65536},
@@ -262,7 +263,11 @@ SUBJECTS = [
         row_variance_kernel, "x", _of(lambda x: x.var(-1, unbiased=False)), 3, 1, per_row=True
     ),
     _subject(
-        mean_squared_error_kernel, "xy", _of(lambda x, y: (x - y).square().mean(-1), "xy"), 3, 1,
+        mean_squared_error_kernel,
+        "xy",
+        _of(lambda x, y: (x - y).square().mean(-1), "xy"),
+        3,
+        1,
         per_row=True,
     ),
-]  # fmt: skip
+]

@@ -135,12 +135,14 @@ def _parts_table(asked: Asked, found: Sequence[Point]) -> Table:
 
 def _plain(point: Point) -> dict[str, object]:
     return {
-        "machine": point.hardware.name, "problem": str(point.problem), "best": point.best,
+        "machine": point.hardware.name,
+        "problem": str(point.problem),
+        "best": point.best,
         "times": {
             algo: {"seconds": made.seconds, "bound": made.bound, "parts": [*map(list, made.parts)]}
             for algo, made in point.times.items()
         },
-    }  # fmt: skip
+    }
 
 
 def _draw(path: str, asked: Asked, found: Sequence[Sequence[Point]]) -> None:
@@ -215,9 +217,11 @@ def usual_axis(first: Any) -> str:
     """Return the default axis: sizes of the tensors that all ranks can share."""
     size = first.size
     usual = {
-        "numel": "1024..16777216", "m": f"{8 * size}..{2048 * size}", "tokens": "1..8192",
+        "numel": "1024..16777216",
+        "m": f"{8 * size}..{2048 * size}",
+        "tokens": "1..8192",
         "max_tokens": "1..4096",
-    }  # fmt: skip
+    }
     for name, values in usual.items():
         if hasattr(first, name):
             return f"{name}={values}"

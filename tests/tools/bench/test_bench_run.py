@@ -91,9 +91,13 @@ def test_baselines_by_their_names() -> None:
 def test_every_variant_is_run_compared_and_timed(simulated: list[str]) -> None:
     rows = run(*AXES)
     assert [(r.variant, r.programs, r.wrong) for r in rows[:6]] == [
-        ("push", 2, ""), ("push", 3, ""), ("pull", 2, ""), ("pull", 3, ""),
-        ("torch.cat", 0, ""), ("copy_", 0, ""),
-    ]  # fmt: skip
+        ("push", 2, ""),
+        ("push", 3, ""),
+        ("pull", 2, ""),
+        ("pull", 3, ""),
+        ("torch.cat", 0, ""),
+        ("copy_", 0, ""),
+    ]
     assert len(rows) == 12
     assert len(simulated) == 3 * 12  # on every rank
     assert all(row.times is not None for row in rows)
@@ -150,9 +154,13 @@ def test_a_variant_that_fails_costs_its_row(
     monkeypatch.setattr(bench, "run_ranks", run_ranks)
     rows = run("algo=push", *AXES[1:], only="")
     assert [(r.variant, r.programs, bool(r.times)) for r in rows] == [
-        ("push", 2, True), ("push", 3, True), ("hangs", 0, True),
-        ("push", 2, True), ("push", 3, False), ("hangs", 0, False),
-    ]  # fmt: skip
+        ("push", 2, True),
+        ("push", 3, True),
+        ("hangs", 0, True),
+        ("push", 2, True),
+        ("push", 3, False),
+        ("hangs", 0, False),
+    ]
     assert len(worlds) == 3
     assert len(simulated) == 3 * (3 + 1), "what was measured stays"
     for row in rows[4:]:

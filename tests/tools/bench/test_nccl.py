@@ -24,8 +24,11 @@ from sundog.tools.bench.run import BenchOptions, Row
 
 pytestmark = pytest.mark.sim_only
 
-TESTED = {op: next(n for n in named if "gloo" in n) for op, named in BASELINES.items()
-          if any("gloo" in n for n in named)}  # fmt: skip
+TESTED = {
+    op: next(n for n in named if "gloo" in n)
+    for op, named in BASELINES.items()
+    if any("gloo" in n for n in named)
+}
 
 
 def test_every_collective_and_product_has_both() -> None:

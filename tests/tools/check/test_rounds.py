@@ -135,9 +135,13 @@ def test_a_livelock_is_found_with_its_cycle(kernel: triton.JITFunction) -> None:
 
 
 RIGHT = [
-    (undone_once, 2), (give_way_to_the_first, 2), (take_turns, 2), (add_by_compare_and_swap, 4),
-    (third_ends_it, 3), (overwrite_for_long, 2),
-]  # fmt: skip
+    (undone_once, 2),
+    (give_way_to_the_first, 2),
+    (take_turns, 2),
+    (add_by_compare_and_swap, 4),
+    (third_ends_it, 3),
+    (overwrite_for_long, 2),
+]
 
 
 @pytest.mark.parametrize(("kernel", "programs"), RIGHT)

@@ -133,8 +133,9 @@ def test_the_path_goes_from_the_start_to_the_end_without_gaps() -> None:
     assert made.path[-1].end == pytest.approx(made.seconds)
     for before, after in zip(made.path, made.path[1:], strict=False):
         assert after.begin == pytest.approx(before.end, abs=1e-12)
-    assert any(step.what == "flag from rank 3 to rank 0" or "rank 3" in step.what
-               for step in made.path)  # fmt: skip
+    assert any(
+        step.what == "flag from rank 3 to rank 0" or "rank 3" in step.what for step in made.path
+    )
     assert sum(made.bounds.values()) == pytest.approx(made.seconds - made.path[0].begin)
 
 

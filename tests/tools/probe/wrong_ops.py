@@ -469,8 +469,12 @@ def _shifted(rank: int, xs: list[torch.Tensor]) -> torch.Tensor:
 
 SUBJECTS = {
     name: Subject(
-        name, globals()[name], _values, _shifted,
-        expected=label[0], beside=label[1] == "second stream",
+        name,
+        globals()[name],
+        _values,
+        _shifted,
+        expected=label[0],
+        beside=label[1] == "second stream",
     )
     for name, label in LABELS.items()
-}  # fmt: skip
+}

@@ -20,10 +20,13 @@ pytestmark = pytest.mark.sim_only
 SUBJECTS = {  # an op, and the modules that its kernel's trace points are in
     "all_gather.push": ["sundog.device.signal", "sundog.collectives.all_gather_push"],
     "all_gather_matmul.hbm_buffer": [
-        "sundog.device.signal", "sundog.device.local", "sundog.fused._fetchers",
-        "sundog.fused._workers", "sundog.fused.all_gather_matmul_hbm_buffer",
+        "sundog.device.signal",
+        "sundog.device.local",
+        "sundog.fused._fetchers",
+        "sundog.fused._workers",
+        "sundog.fused.all_gather_matmul_hbm_buffer",
     ],
-}  # fmt: skip
+}
 
 
 class CutOut(ast.NodeTransformer):

@@ -91,9 +91,13 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         if really and config.mode == "fails":
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         _scale[(triton.cdiv(problem.numel, config.block),)](
-            x, out, problem.numel, FACTOR=3 if config.mode == "wrong" else 2, BLOCK=config.block,
+            x,
+            out,
+            problem.numel,
+            FACTOR=3 if config.mode == "wrong" else 2,
+            BLOCK=config.block,
             num_warps=config.num_warps,
-        )  # fmt: skip
+        )
         return out
 
     return Plan(world, problem, config, tuple(workspaces), launch)
