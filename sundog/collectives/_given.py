@@ -23,7 +23,7 @@ def name_of(op: Any) -> str:
 
 def has_views(x: Any, op: str) -> bool:
     """Return whether the real and the imaginary parts of x can be reduced separately."""
-    return isinstance(x, torch.Tensor) and x.is_complex() and x.dim() > 0 and op in ("sum", "avg")
+    return isinstance(x, torch.Tensor) and x.is_complex() and op in ("sum", "avg")
 
 
 def by_views(

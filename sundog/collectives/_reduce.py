@@ -57,6 +57,11 @@ def check(name: str, op: str, dtype: torch.dtype) -> None:
     """Raise ValueError unless this dtype can be reduced by this operator."""
     if op not in OPERATORS:
         raise ValueError(f"{name}: op {op!r} is not known; there are: {', '.join(OPERATORS)}")
+    if dtype.is_complex:
+        raise ValueError(
+            f"{name}: no reduction of {dtype} by {op}: complex numbers have a sum and an average, "
+            "and reduce_scatter needs a dimension to split"
+        )
     if dtype not in DTYPES:
         known = ", ".join(str(each).removeprefix("torch.") for each in DTYPES)
         raise ValueError(f"{name}: no reduction of {dtype}; convert it to one of {known}")

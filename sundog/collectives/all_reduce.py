@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, packed, repeated
+from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, is_same, packed, repeated
 from ..ops.op import Cost
 from . import _reduce
 
@@ -86,7 +86,7 @@ def all_reduce(
     check_contiguous("all_reduce", out=out)
     assert out is not None
     _reduce.check("all_reduce", op, x.dtype)
-    if not _is_same(x, out):
+    if not is_same(x, out):
         check_out("all_reduce", x, out, x.numel())
     elif algo == "atomic":
         raise ValueError(
@@ -95,8 +95,3 @@ def all_reduce(
         )
     problem = Problem(x.numel(), x.dtype, world.size, op)
     return call(world, "all_reduce", problem, {"x": x, "out": out}, options, asked)
-
-
-def _is_same(x: torch.Tensor, out: torch.Tensor) -> bool:
-    same_kind = (x.dtype, x.numel()) == (out.dtype, out.numel()) and out.is_contiguous()
-    return same_kind and x.data_ptr() == out.data_ptr() and x.numel() > 0

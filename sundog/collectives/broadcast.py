@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.dispatch import CallOptions, call, check_out, packed
+from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, is_same, packed
 from ..ops.op import Cost, Plan, agree
 from ._copy import Config, Span, plan_spans, random_tensor
 from ._copy import default_spans as default
@@ -66,7 +66,8 @@ def broadcast(
     x = packed(world, "broadcast", x, explain)
     if out is None:
         out = torch.empty_like(x)
-    if out is not x:
+    check_contiguous("broadcast", out=out)
+    if not is_same(x, out):
         check_out("broadcast", x, out, x.numel())
     problem = Problem(x.numel(), x.dtype, world.size, src)
     return call(

@@ -87,7 +87,8 @@ def reduce(
         op = _given.name_of(op)
         if _given.has_views(x, op):
             more: Any = {"algo": algo, "config": config, "async_op": async_op, "explain": explain}
-            return _given.by_views(reduce, world, x, out, dst=dst, op=op, **more)
+            mine = out if world.rank == dst else None
+            return _given.by_views(reduce, world, x, mine, dst=dst, op=op, **more)
     x = packed(world, "reduce", x, explain)
     _reduce.check("reduce", op, x.dtype)
     problem = Problem(x.numel(), x.dtype, world.size, op, dst)

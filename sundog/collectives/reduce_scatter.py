@@ -86,7 +86,7 @@ def reduce_scatter(
         from . import _given  # most calls need none of it
 
         op = _given.name_of(op)
-        if _given.has_views(x, op):
+        if _given.has_views(x, op) and x.dim():  # else its two parts would go to two ranks
             more: Any = {"algo": algo, "config": config, "async_op": async_op, "explain": explain}
             return _given.by_views(reduce_scatter, world, x, out, op=op, **more)
     asked, options = (

@@ -442,3 +442,9 @@ def check_out(op: str, x: torch.Tensor, out: torch.Tensor, numel: int) -> None:
         raise ValueError(
             f"{op}: out shares memory with x, {abs(a - b)} bytes apart; give it memory of its own"
         )
+
+
+def is_same(x: torch.Tensor, out: torch.Tensor) -> bool:
+    """Return whether the output is the input: the very elements, by any view."""
+    same_kind = (x.dtype, x.numel()) == (out.dtype, out.numel()) and out.is_contiguous()
+    return same_kind and x.data_ptr() == out.data_ptr() and x.numel() > 0

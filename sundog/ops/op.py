@@ -149,6 +149,8 @@ def _unusual(tensor: torch.Tensor) -> tuple[str, str] | None:
         return "a view that is conjugated when it is read", "pass {0}.resolve_conj()"
     if tensor.is_neg():
         return "a view that is negated when it is read", "pass {0}.resolve_neg()"
+    if tensor._is_zerotensor():
+        return "a tensor of zeros without memory", "pass {0}.clone()"
     if tensor.dtype in _SHELLS:
         return f"of {tensor.dtype}, which torch can't copy", "pass {0}.view(torch.uint8)"
     if torch._is_functional_tensor(tensor):

@@ -430,3 +430,33 @@ def test_numbers_of_tensors_and_of_numpy(run: Run) -> None:
                 world.reduce(x, none)
 
     run(main, 2)
+
+
+def test_out_may_be_any_view_of_the_input(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        for op in (world.all_reduce, world.broadcast):
+            x = torch.full((2, 3), float(world.rank + 1), device=world.device)
+            op(x, out=x.view(-1))
+            assert x.tolist() == [[3.0 if op == world.all_reduce else 1.0] * 3] * 2
+            with pytest.raises(ValueError, match=r"6 elements of torch.int32, expected 6 of"):
+                op(x, out=x.view(torch.int32))
+            with pytest.raises(ValueError, match="shares memory with x, 4 bytes apart"):
+                op(x.view(-1)[:5], out=x.view(-1)[1:])
+
+    run(main, 2)
+
+
+def test_complex_numbers_without_a_dimension(run: Run) -> None:
+    """A sum of one number; and an output that a rank passes for nothing may be anything."""
+
+    def main(world: sundog.World) -> None:
+        one = torch.tensor(1 + 2j, device=world.device)
+        for total in (world.all_reduce(one), world.reduce(one, 0)):
+            assert total is None or (total.shape, total.item()) == ((), 2 + 4j)
+        out = torch.ones(3, device=world.device) if world.rank else None
+        assert (world.reduce(one.view(1), 0, out=out) is None) == bool(world.rank)
+        for op in ("sum", "max"):
+            with pytest.raises(ValueError, match=f"reduction of torch.complex64 by {op}: complex"):
+                world.reduce_scatter(one, op)
+
+    run(main, 2)

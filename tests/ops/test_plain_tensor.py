@@ -47,6 +47,7 @@ MAKERS: dict[str, Callable[[], torch.Tensor | None]] = {
     "a NoneType, expected a tensor": lambda: None,
     "not dense (torch._mkldnn); pass x.to_dense()": lambda: torch.eye(4).to_mkldnn(),
     "a functional tensor, without data": lambda: torch._to_functional_tensor(torch.ones(4)),
+    "a tensor of zeros without memory; pass x.clone()": lambda: torch._efficientzerotensor(4),
     "of torch.int4, which torch can't copy": lambda: torch.empty(4, dtype=torch.int4),
 }
 
