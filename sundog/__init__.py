@@ -38,12 +38,12 @@ _HOMES = {
 }
 
 
-def __dir__() -> list[str]:  # for a prompt that completes names before they are imported
+def __dir__() -> list[str]:  # so that a prompt can complete names before they are imported
     return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:
-    if name == "dataset":  # a package; the others are names in one
+    if name == "dataset":  # a package; the others are names in a module
         return importlib.import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module 'sundog' has no attribute {name!r}")

@@ -39,9 +39,10 @@ def called_from(places: Iterable[tuple[str, int]]) -> str:
 
 
 def caller_frame() -> tuple[str, int, str]:
-    """Find the nearest frame outside sundog, torch and triton: its file, line and function.
+    """Find the nearest frame outside sundog, torch and triton. Return its file, line and function.
 
-    If there is none, as in `sundog bench`, the nearest outside the world and the call path of ops.
+    If there is none, as in `sundog bench`, take the nearest outside the world and the ops' call
+    path.
     """
     frame = sys._getframe(1)
     found = _nearest(frame, _is_theirs) or _nearest(frame, _is_ops) or frame
@@ -54,14 +55,14 @@ def _nearest(frame: FrameType | None, is_wanted: Callable[[str], bool]) -> Frame
     return frame
 
 
-@functools.cache  # it is asked for every frame of every operation of a checked host
+@functools.cache  # called for every frame of every operation of a checked host
 def _is_theirs(path: str) -> bool:
     return not path.startswith(_OURS) or path in _EXAMPLES
 
 
 @functools.cache
 def _is_ops(path: str) -> bool:
-    """Tell an op or a tool from the world, and from the call path of ops, by its folder."""
+    """Return whether a file is an op or a tool, not the world or the call path, by its folder."""
     return os.path.dirname(path) not in _INNER
 
 
@@ -72,7 +73,7 @@ def caller() -> str:
 
 
 def raised_at(error: BaseException) -> tuple[str, int, str]:
-    """Find the line that an error came from: its file, line and function."""
+    """Find where an error came from. Return its file, line and function."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if _is_theirs(f.filename)]
     ours = [f for f in frames if f.filename.startswith(_HERE)]  # rather than torch's
@@ -82,11 +83,11 @@ def raised_at(error: BaseException) -> tuple[str, int, str]:
 
 
 def relative(path: str) -> str:
-    """Write a path as seen from the working directory; only its name if it lies elsewhere."""
+    """Return a path relative to the working directory, or only its name if it is elsewhere."""
     return _relative(path, os.getcwd())
 
 
-@functools.lru_cache(maxsize=1024)  # every allocation asks
+@functools.lru_cache(maxsize=1024)  # called for every allocation
 def _relative(path: str, folder: str) -> str:
     near = os.path.relpath(path, folder)
     return os.path.basename(path) if near.startswith("..") else near

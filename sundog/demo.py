@@ -45,7 +45,7 @@ def pass_right(x, inbox, out, flag, ctx, n, BARRIER: tl.constexpr, BLOCK: tl.con
 
 
 def rank_function(*, barrier: bool = True, silent: int = -1) -> Callable[[World], Any]:
-    """Return what each rank does: pass a tensor to the right. Rank `silent` does nothing."""
+    """Return each rank's function: pass a tensor to the right. Rank `silent` does nothing."""
 
     def run(world: World) -> torch.Tensor:
         torch.manual_seed(42 + world.rank)
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def _write_page(report: Report) -> str:
-    """Write both on one page; return where it is, or why it is not written."""
+    """Write both on one page. Return its path, or why it was not written."""
     try:
         check_assets()
     except ValueError as error:

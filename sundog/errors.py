@@ -49,7 +49,7 @@ class Deadlock(SundogError):
         super().__init__(message)
         self.waits = waits
 
-    def __reduce__(self) -> tuple:  # a rank in its own process hands it over by pickle
+    def __reduce__(self) -> tuple:  # a rank in its own process sends it by pickle
         return Deadlock, (str(self), self.waits)
 
 
@@ -71,7 +71,7 @@ class CannotInterpret(KernelError):
 
 @dataclass(frozen=True)
 class WaitRecord:
-    """What a kernel leaves behind when a bounded wait expires."""
+    """The record that a kernel leaves when a bounded wait expires."""
 
     rank: int
     program: int
@@ -104,7 +104,7 @@ class CaptureError(SundogError):
 
 
 class VariantFailed(SundogError):
-    """One of several measured variants raised. `before`: the results of the others until then."""
+    """One of several measured variants raised. `before` has the others' results until then."""
 
     def __init__(self, variant: str, reason: str, before: Any = None) -> None:
         super().__init__(f"{variant}: {reason}")
@@ -123,6 +123,6 @@ class NotResident(SundogError):
 
 
 def by_rank(values: Sequence[object], ranks: Sequence[int] | None = None) -> str:
-    """Return a line per rank, for messages about ranks that differ. `ranks`: of a group."""
+    """Return a line per rank, for messages about ranks that differ. `ranks`: those of a group."""
     numbers = range(len(values)) if ranks is None else ranks
     return "\n".join(f"  rank {n}: {value}" for n, value in zip(numbers, values, strict=True))

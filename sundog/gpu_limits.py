@@ -1,11 +1,11 @@
-"""What one program may use on each target: the table for `valid`, `default` and `space`.
+"""The table of what one program may use on each target, for `valid`, `default` and `space`.
 
-They go by the target that is asked for, which need not be this machine's:
+These follow the target that you name, which need not be this machine's:
 
     with gpu_limits.aim("gfx942"):
         config = module.default(problem, num_sms=304)
 
-From CUDA's table of technical specifications and from AMD's instruction set manuals.
+The figures are from CUDA's table of technical specifications and AMD's instruction set manuals.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Limits:
         return self.arch.startswith("gfx")
 
     def refuse_warps(self, num_warps: int) -> str | None:
-        """Say why a program can't have this many warps, if so."""
+        """Return why a program can't have this many warps, or None."""
         threads = num_warps * self.warp_size
         if threads <= self.threads:
             return None
@@ -59,13 +59,13 @@ LIMITS = {
         Limits("gfx1100", 64 << 10, 256, 32),
     )
 }
-_USUAL = "gfx942" if torch.version.hip else "sm_90"  # before CUDA was started, or without
-_aimed: list[str] = []  # not a context variable: a simulated rank is a greenlet with its own
+_USUAL = "gfx942" if torch.version.hip else "sm_90"  # before CUDA was started, or without CUDA
+_aimed: list[str] = []  # not a context variable: a simulated rank is a greenlet, which has its own
 
 
 @contextmanager
 def aim(arch: str) -> Iterator[Limits]:
-    """Let `here` give the limits of a target for a while, in all threads."""
+    """Let `here` return the limits of a target inside the block, in all threads."""
     _aimed.append(arch)
     try:
         yield here()
@@ -74,17 +74,17 @@ def aim(arch: str) -> Iterator[Limits]:
 
 
 def here() -> Limits:
-    """Return the limits of the target that is aimed at, else of this machine's GPU."""
+    """Return the limits of the target that `aim` set, else of this machine's GPU."""
     arch = _aimed[-1] if _aimed else _machine()
     if arch in LIMITS:
         return LIMITS[arch]
-    # One that is not in the table gets the least of its maker's.
+    # A target that is not in the table gets its maker's smallest limits.
     alike = [each for each in LIMITS.values() if each.is_amd == arch.startswith("gfx")]
     return replace(min(alike, key=lambda each: each.shared), arch=arch)
 
 
 def _machine() -> str:
-    """Name the GPU's architecture. Starts no CUDA: a process that has can't be forked."""
+    """Name the GPU's architecture without starting CUDA, after which a process can't be forked."""
     if not torch.cuda.is_initialized():
         return _USUAL
     from .target import of

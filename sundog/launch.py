@@ -1,4 +1,4 @@
-"""`run` and `init`: from a backend's name to a world per rank."""
+"""`run` and `init`, which make a world per rank from a backend's name."""
 
 from __future__ import annotations
 
@@ -43,14 +43,13 @@ def run(
 ) -> list[Any]:
     """Run `fn(world)` once per rank and return the results by rank.
 
-    With `torch`, `fn()` is a program for torchrun, CUDA and torch.distributed, without an argument:
-    it runs on the simulator, see sundog.compat.
+    With `torch`, `fn()` is a program for torchrun, CUDA and torch.distributed, without an argument,
+    which runs on the simulator (see sundog.compat).
 
-    Without a backend's name: `virtual` if there is a GPU, else `sim`. The argument `sim` says how
-    to simulate (schedule, SMs, whether waits expire) and is for that backend alone. With
-    link="pcie" all ranks but the first are passive (docs/gpu.md): on `virtual` their data lies in
-    host memory; on `sim` it lies apart from their flags, as on `virtual`. `signals`, `tune`: see
-    `init`.
+    The default backend is `virtual` if there is a GPU, else `sim`. The argument `sim` says how to
+    simulate (schedule, SMs, whether waits expire), for that backend only. With link="pcie" all
+    ranks but the first are passive (docs/gpu.md): on `virtual` their data is in host memory, on
+    `sim` it is apart from their flags. `signals`, `tune`: see `init`.
     """
     if not callable(fn):
         raise ValueError(f"fn must be callable as fn(world), got {fn!r}")
@@ -76,7 +75,7 @@ def run(
 
 
 def _with_options(fn: Callable[[World], Any], signals: str, tune: str) -> Callable[[World], Any]:
-    """`fn` in a world whose kernels signal, and whose ops tune, as was asked for."""
+    """Return `fn` for a world with these options for signals and tuning."""
     _check_signals(signals)
 
     def run_rank(world: World) -> Any:
@@ -94,7 +93,7 @@ def _with_options(fn: Callable[[World], Any], signals: str, tune: str) -> Callab
 
 
 def _end_fork(error: BaseException | None) -> None:
-    """End a fork that leaves its rank's function: what comes after it is the parent's to do."""
+    """End a fork that leaves its rank's function, since only the parent may continue."""
     status = error.code if isinstance(error, SystemExit) else error
     if status is error and error is not None:
         traceback.print_exception(error)
@@ -104,7 +103,7 @@ def _end_fork(error: BaseException | None) -> None:
 
 
 def _check_tune(tune: str, link: str = "") -> None:
-    from .ops.online import check_tune  # what it knows of models takes a while to import
+    from .ops.online import check_tune  # it imports models, which takes a while
 
     check_tune(tune, link)
 
@@ -127,17 +126,18 @@ def init(
 ) -> World:
     """Return the world of this process, which torchrun started as one of several ranks.
 
-    Without a backend's name: `symm` if there is a GPU, else `shm`. The ranks are the members of
-    `group`, a ProcessGroup; of dimension `dim` of `mesh`, a DeviceMesh; else of torch.distributed's
-    default group, which is made with gloo if there is none. Only members call. A process may have
-    several worlds at once, one for each group that it is a member of. Ranks on several machines get
-    a SpanningWorld: kernels inside each, torch.distributed between them (docs/nodes.md).
+    The default backend is `symm` if there is a GPU, else `shm`. The ranks are the members of
+    `group`, a ProcessGroup; or of dimension `dim` of `mesh`, a DeviceMesh; else of
+    torch.distributed's default group, which is made with gloo if there is none. Only members call.
+    A process may have several worlds at once, one for each group that it is a member of. Ranks on
+    several machines get a SpanningWorld: kernels inside each, torch.distributed between them
+    (docs/nodes.md).
 
-    `signals` says how a kernel sets a flag of a peer: "atomic", or "store", which links without
-    native atomics need too. Without it (or SUNDOG_SIGNALS), "store" where GPUs are linked so.
+    `signals` says how a kernel sets a peer's flag: "atomic", or "store", which also works on links
+    without native atomics. The default (without SUNDOG_SIGNALS) is "store" on such links.
 
-    tune="online" lets algo="auto" try, in the first calls of a problem that nobody measured, what
-    the model rates within 10 % of the best (sundog/ops/online.py). Never by default.
+    tune="online" lets algo="auto" try, in the first calls of a problem that was not measured, what
+    the model rates within 10 % of the best (sundog/ops/online.py).
     """
     _check_signals(signals)
     if tune:
@@ -157,7 +157,7 @@ def init(
     world: World = open_world(members, module, nbytes, seconds)
     if signals:
         world.kernel_mode = signal_form(signals, world.device, True)
-    getattr(world, "local", world).tune = tune  # over machines: of each machine's kernels
+    getattr(world, "local", world).tune = tune  # over machines: that of each machine's kernels
     if not _initialized:
         atexit.register(_look_at_exit)
     _initialized[members.group] = world
@@ -168,7 +168,7 @@ _initialized: dict[str, World] = {}  # the world that `init` returned last, by i
 
 
 def _look_at_exit() -> None:
-    """Tell the other ranks what happened, if a process ends with open worlds.
+    """Tell the other ranks what happened if a process ends with open worlds.
 
     A wait that expired sets the exit status.
     """
@@ -180,7 +180,7 @@ def _look_at_exit() -> None:
         world._backend.fail(error or failure or SystemExit())
         failures += [failure] if failure is not None else []
     for failure in failures:
-        # An exception that leaves this function would be printed, and the status would stay 0.
+        # An exception here would be printed, and the exit status would stay 0.
         traceback.print_exception(type(failure), failure, failure.__traceback__)
     if failures:
         sys.stdout.flush()
@@ -189,10 +189,10 @@ def _look_at_exit() -> None:
 
 
 def _leave_to_parent() -> None:
-    """End the worlds in a fork: what it did or said would count as done by its parent, the rank."""
+    """End the worlds in a fork, whose actions would count as those of its parent, the rank."""
     for world in names.open_worlds():
         world._end(f"the world belongs to process {os.getppid()}, and a fork of it is no rank")
-        world._plans.clear()  # calls that were made before are made again without a check
+        world._plans.clear()  # or earlier calls could be repeated without a check
     _initialized.clear()
 
 
@@ -228,7 +228,7 @@ def _chosen(name: str | None, defaults: tuple[str, str]) -> str:
 
 
 def _heap_size(asked: int, on_gpu: bool, local_ranks: int) -> int:
-    """Return the bytes per rank; raise if this machine has not enough for all of its ranks."""
+    """Return the bytes per rank. Raise if this machine has too little for all its ranks."""
     nbytes = _at_least(asked or knobs.heap_size.get() or (GPU_HEAP if on_gpu else _CPU_HEAP))
     if on_gpu:
         # On AMD Triton takes offsets in storage below 2 GiB as 32-bit numbers, which cuts the

@@ -1,7 +1,7 @@
-"""What we know of a GPU: how much of it there is, and how many programs it holds at once.
+"""What is known of a GPU: its resources, and how many programs it holds at once.
 
-All of it from torch, for CUDA and ROCm alike. What torch does not tell is taken on the safe side:
-a program too few is slower, one too many hangs.
+It comes from torch, for CUDA and ROCm alike. What torch does not report is assumed on the safe
+side: one program too few is slower, one too many hangs.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import torch
 
-SIMULATOR = "the simulator"  # what stands for a target where there is no GPU
+SIMULATOR = "the simulator"  # stands for a target where there is no GPU
 GPU_HEAP = 4 << 30  # bytes of a rank's heap on a GPU, by default
 
 # CUDA's table of technical specifications: resident blocks per SM. Torch does not report it.
 _BLOCKS_PER_SM = {(8, 0): 32, (8, 6): 16, (8, 7): 16, (8, 9): 24, (9, 0): 32, (10, 0): 32}
 _FEWEST_BLOCKS = 16
-_REGISTERS = 65536  # per SM, of every CUDA GPU since sm_50: some torch versions don't tell
+_REGISTERS = 65536  # per SM, of every CUDA GPU since sm_50; some torch versions don't report it
 _REGISTERS_AT_ONCE = 256  # a warp gets registers in units of this many
 _QUARTERS = 4
 _SHARED_AT_ONCE = 128
-_SHARED_RESERVED = 1024  # that the system takes of every program, since sm_80
+_SHARED_RESERVED = 1024  # that the system takes from every program, since sm_80
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Footprint:
     warps: int
 
     def __or__(self, other: Footprint) -> Footprint:
-        """Return one that takes at least as much as either."""
+        """Return a footprint that takes at least as much as either."""
         return Footprint(
             max(self.registers, other.registers),
             max(self.shared, other.shared),
@@ -65,17 +65,17 @@ class Target:
 
     @property
     def key(self) -> str:
-        """A file name for what was measured on it: 'nvidia-h200'."""
+        """The name of files with its measurements: 'nvidia-h200'."""
         words = "".join(c if c.isalnum() else " " for c in self.name.lower()).split()
         return "-".join(words)
 
     def programs_per_sm(self, footprint: Footprint) -> int:
-        """Count the programs with these needs that fit on one SM, whatever else they are."""
+        """Count the programs with these needs that fit on one SM."""
         if self.registers == 0:
             return 1
         per_warp = _round_up(footprint.registers * self.warp_size, _REGISTERS_AT_ONCE)
         shared = _round_up(footprint.shared + _SHARED_RESERVED, _SHARED_AT_ONCE)
-        # The quarters of an SM have registers of their own.
+        # Each quarter of an SM has its own registers.
         with_registers = self.registers // _QUARTERS // max(per_warp, 1) * _QUARTERS
         return min(
             self.programs,
@@ -85,7 +85,7 @@ class Target:
 
 
 def has_gpu() -> bool:
-    """Ask torch, without starting CUDA here: a process that has started it can't be forked."""
+    """Ask torch without starting CUDA, after which a process can't be forked."""
     name = "PYTORCH_NVML_BASED_CUDA_CHECK"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -99,7 +99,7 @@ def has_gpu() -> bool:
 
 
 def of(device: torch.device) -> Target:
-    """Return what torch knows of this GPU."""
+    """Return what torch reports of this GPU."""
     return _of(torch.cuda.current_device() if device.index is None else device.index)
 
 

@@ -41,7 +41,7 @@ def check(
 
 try:
     import pytest
-except ImportError:  # nothing else here needs it
+except ImportError:  # only the fixture needs it
     pass
 else:
 

@@ -1,12 +1,12 @@
-"""A machine as a time model sees it, read from a JSON file and checked.
+"""The description of a machine for the time models, read from a JSON file and checked.
 
 One file per machine, in this folder or anywhere else. Every figure is an object:
 
     "launch_s": {"value": 1.5e-06, "source": "fitted: docs/measured/h200-all-reduce-2.json", ...}
 
-Its source begins with how it is known: measured, published, fitted (to measured times of ops, by
-`sundog calibrate`) or assumed. Units are in the names: `_s` is seconds, `_rate` is bytes or
-floating-point operations per second, `_bytes` is bytes.
+Its source begins with one of: measured, published, fitted (to measured times of ops, by `sundog
+calibrate`), assumed. Units are in the names: `_s` is seconds, `_rate` is bytes or floating-point
+operations per second, `_bytes` is bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HOW = ("measured", "published", "fitted", "assumed")
-_ENDLESS = 1e300  # JSON has whole numbers that no float holds
+_ENDLESS = 1e300  # JSON may have whole numbers that no float holds
 KINDS = ("none", "switch", "mesh", "host")
 
 
@@ -39,23 +39,23 @@ class Chip:
 
     num_sms: int
     launch_s: float  # a kernel in a graph, from the end of the one before to its first access
-    share_s: float  # and for each further rank whose kernel starts on the same GPU
+    share_s: float  # more for each further rank whose kernel starts on the same GPU
     flag_s: float  # a barrier of programs whose flags are in this memory
-    load_s: float  # a program's loop: from a load to the next one, were there no data
+    load_s: float  # a program's loop: from a load to the next one, without the time of the data
     read_rate: float  # of the memory, by all SMs together
     write_rate: float
-    copy_rate: float  # both together: more than a half is hidden
+    copy_rate: float  # a copy: reads and writes overlap by more than half
     cache_rate: float  # of loads that find their data in the L2 cache
     cache_bytes: float  # what the cache holds
     sm_rate: float  # what one SM stores
     sm_load_rate: float  # and loads
     poll_rate: float  # atomics on 8-byte words by all SMs, in words per second
-    matmul_rate: tuple[tuple[float, float], ...]  # bf16: flops of a product, flops per second
+    matmul_rate: tuple[tuple[float, float], ...]  # bf16: flops of a product, and flops per second
     tile_s: float  # what an output tile of a product costs besides its flops
 
 
 class PairRates(NamedTuple):
-    """What a GPU moves alone from and to a peer's memory, in bytes per second."""
+    """A GPU's rates, alone, from and to a peer's memory, in bytes per second."""
 
     gpu: int
     peer: int
@@ -68,22 +68,22 @@ class PairRates(NamedTuple):
 class Link:
     """How the GPUs of a node reach each other's memory.
 
-    none: there is one GPU, which the ranks share. switch: all pairs at the full rate, by a switch.
-    mesh: a wire for every pair. host: peers' memory is pinned host memory, over the host's bus.
+    none: the ranks share one GPU. switch: a switch gives all pairs the full rate. mesh: every pair
+    has a wire. host: peers' memory is pinned host memory, across the host's bus.
     """
 
     kind: str
     rate: float  # of one GPU, per direction, to all peers together
     pair_rate: float  # to one peer, per direction
-    load_s: float  # what a load of a peer's memory takes longer than one of this GPU's
-    flag_s: float  # what a barrier takes longer than inside one GPU
+    load_s: float  # the extra time of a load from a peer's memory
+    flag_s: float  # the extra time of a barrier, compared with one GPU
     multicast_rate: float  # of one GPU, by loads that the switch reduces; 0: it can't
-    copy_rate: float  # of one copy engine; 0: it is not known
-    pairs: tuple[tuple[int, int], ...] | None = None  # of a mesh that lacks some wires
+    copy_rate: float  # of one copy engine; 0: unknown
+    pairs: tuple[tuple[int, int], ...] | None = None  # the wires of a mesh that lacks some
     pair_rates: tuple[PairRates, ...] | None = None  # where each pair was measured
 
     def rate_between(self, gpu: int, peer: int, is_read: bool) -> float:
-        """Return a pair's bytes per second: as measured, else as for all pairs."""
+        """Return a pair's bytes per second: as measured, or the rate of all pairs."""
         for each in self.pair_rates or ():
             if (each.gpu, each.peer) == (gpu, peer):
                 return each.read if is_read else each.write
@@ -91,7 +91,7 @@ class Link:
 
     @property
     def slowest_pair(self) -> float:
-        """Ranks that all do the same wait for this one."""
+        """The slowest pair, for which ranks wait that all do the same."""
         return min((min(p.read, p.write) for p in self.pair_rates or ()), default=self.pair_rate)
 
 
@@ -118,11 +118,11 @@ class Hardware:
 
     @property
     def most_ranks(self) -> int | None:
-        """Ranks that it has room for; None: they share one GPU, and its SMs are the limit."""
+        """The most ranks that it has room for; None if they share one GPU, limited by its SMs."""
         return None if self.link.kind in ("none", "host") else self.nodes * self.gpus
 
     def changed(self, changes: dict[str, float]) -> Hardware:
-        """Return the machine with other figures, by their names: {"link.rate": 2.2e11}."""
+        """Return the machine with other figures, given by name: {"link.rate": 2.2e11}."""
         parts: dict[str, Any] = {"gpu": self.gpu, "link": self.link, "network": self.network}
         for name, value in changes.items():
             part, _, inside = name.partition(".")
@@ -141,7 +141,7 @@ def known() -> list[str]:
 
 
 def read(name: str) -> Hardware:
-    """Read a machine of the package by its name, or any other by the path of its file."""
+    """Read a machine of the package by its name, or any other by its path."""
     path = Path(name) if name.endswith(".json") else Path(__file__).parent / f"{name}.json"
     if not os.path.isfile(path):
         raise ValueError(
@@ -154,7 +154,7 @@ def read(name: str) -> Hardware:
 
 @functools.lru_cache(maxsize=64)
 def _read(path: Path, mtime: int, inode: int) -> Hardware:
-    """Read a file once until it changes: every new plan asks for its machine."""
+    """Read a file once until it changes, since every new plan asks for its machine."""
     try:
         data = json.loads(path.read_text())
     except ValueError as error:
@@ -166,7 +166,7 @@ def _read(path: Path, mtime: int, inode: int) -> Hardware:
 
 
 def parse(data: Any, where: str) -> Hardware:
-    """Make a Hardware of a description; a ValueError names a field that is missing or wrong."""
+    """Make a Hardware from a description. A ValueError names a field that is missing or wrong."""
     if not isinstance(data, dict):
         raise ValueError(f"{where}: expected an object with the fields of a machine")
     sources: dict[str, Source] = {}
@@ -192,7 +192,7 @@ def _network(data: Any, where: str, sources: dict[str, Source]) -> Network | Non
 
 
 def plain(made: Hardware) -> dict[str, Any]:
-    """Return a machine as JSON has it: what `parse` reads."""
+    """Return a machine as the JSON data that `parse` reads."""
     parts: dict[str, Any] = {"gpu": made.gpu, "link": made.link, "network": made.network}
     data: dict[str, Any] = {key: getattr(made, key) for key in ("name", "title", "nodes", "gpus")}
     for part, figures in parts.items():
@@ -353,7 +353,7 @@ def _check_figures(made: Hardware, where: str) -> None:
 
 
 def _check_pairs(made: Hardware, where: str) -> None:
-    """Raise ValueError where a measured pair can't be, or has more than all pairs together."""
+    """Raise ValueError if a measured pair can't exist, or is faster than all pairs together."""
     found = set()
     for each in made.link.pair_rates or ():
         pair = f"{where}: link.pair_rates: GPU {each.gpu} and peer {each.peer}"

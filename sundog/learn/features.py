@@ -1,10 +1,10 @@
-"""What the cost model sees of a kernel, a shape and a config, as a row of numbers.
+"""The cost model's features of a kernel, a shape and a config, as a row of numbers.
 
     features = matrix([known])            # one line per config; NaN where something is not known
 
 `known` holds the kernel's name, its dtype, shape and config, the launch (grid, trips, bytes, flops)
-and, once it is compiled, registers, spills, shared memory and the text of its TTGIR. Nothing that
-is measured is among them. A value that is not known is NaN, and so is all that depends on it.
+and, once it is compiled, registers, spills, shared memory and the text of its TTGIR. It has no
+measurements. An unknown value is NaN, and so is everything that depends on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy
 
-BYTES_PER_S = 4.27e12  # what a copy reaches on an H200: docs/measured.md
+BYTES_PER_S = 4.27e12  # the rate of a copy on an H200: docs/measured.md
 FLOPS_PER_S = {"float32": 3.9e14, "float16": 7.8e14, "bfloat16": 7.8e14, "float8_e4m3fn": 1.5e15}
 BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0, "float8_e4m3fn": 8.0}
 SMS = 132
@@ -61,7 +61,7 @@ COMPILED = (
     "size_per_thread", "instructions", *_OPS,
 )  # fmt: skip
 NAMES = ("kernel", *_OF_SHAPE, *(f"config_{name}" for name in _CONFIG), *_LAUNCH, *_WORK, *COMPILED)
-# What is known or unknown together: of a kernel that is not ours, or one that is not compiled.
+# Known or unknown together: for a kernel that is not ours, or one that is not compiled.
 GROUPS = {
     "shape": _OF_SHAPE,
     "work": (*_WORK, "resident_steps", "bytes_at_once", "instructions"),
@@ -75,12 +75,12 @@ _PER_THREAD = re.compile(r"sizePerThread = \[([\d, ]+)\]")
 
 
 def roofline_s(nbytes: float, flops: float, dtype: str) -> float:
-    """Return the seconds below which no config comes, by bytes and by arithmetic."""
+    """Return the least seconds of any config, by bytes and by arithmetic."""
     return max(nbytes / BYTES_PER_S, flops / FLOPS_PER_S.get(dtype, FLOPS_PER_S["float32"]))
 
 
 def matrix(known: Sequence[Mapping[str, Any]], kernels: Sequence[str] = ()) -> numpy.ndarray:
-    """Return a line of features for each; `kernels` are those that the model was trained on."""
+    """Return a line of features for each. `kernels` are those that the model was trained on."""
     numbers = {name: float(number) for number, name in enumerate(kernels)}
     lines = [_line(each, numbers) for each in known]
     return numpy.array([[line.get(name, math.nan) for name in NAMES] for line in lines])
@@ -129,7 +129,7 @@ def _launch(known: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _compiled(known: Mapping[str, Any]) -> dict[str, float]:
-    """Return features of the compiled kernel; none where it is not compiled, or failed to."""
+    """Return features of the compiled kernel; none if it was not compiled, or failed to."""
     if not known.get("ttgir_text"):
         return {}
     warps = known["config"].get("num_warps", 4)
@@ -167,7 +167,7 @@ def occupancy(registers: int, shared: int, num_warps: int) -> float:
     """Return the warps that an SM of sm_90 holds of this kernel, as a part of its 64."""
     per_warp = -(-max(registers, 1) * 32 // 256) * 256
     by_registers = 65536 // (per_warp * num_warps)
-    by_shared = (228 << 10) // (shared + 1024)  # the driver keeps 1 KiB of each program's
+    by_shared = (228 << 10) // (shared + 1024)  # the driver keeps 1 KiB for each program
     programs = min(by_registers, by_shared, 64 // num_warps, 32)
     return programs * num_warps / 64
 

@@ -1,10 +1,10 @@
-"""Which configs of a Triton kernel are likely to be fast, learned from `data/h200`.
+"""Score the configs of a Triton kernel by how fast they are likely to be, learned from `data/h200`.
 
     scores = predict(known, "nvidia-h200")      # known: see features.py
 
-A score is the logarithm of a config's time over the mean of its task, so only scores of one kernel,
-shape and dtype compare. There are none for a target that the model was not trained on.
-`python -m benchmarks.learn train` makes the file; numpy alone evaluates it.
+A score is the logarithm of a config's time relative to the mean of its task, so only scores of one
+kernel, shape and dtype can be compared. There are none for a target that the model was not trained
+on. `python -m benchmarks.learn train` makes the file; numpy alone evaluates it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .features import matrix
 MODEL = Path(__file__).parent / "nvidia-h200-kernels.npz"
 WEIGHTS = ("kernel", "w0", "b0", "w1", "b1", "w2", "b2", "w3", "b3")
 _SCALES = ("mean", "scale")
-_FAR = 4.0  # standard deviations: what is farther away looks like this
+_FAR = 4.0  # standard deviations: values farther away are cut to this
 
 
 def predict(known: Sequence[Mapping[str, Any]], target: str) -> list[float] | None:
-    """Return a score for each, the least is the best; None where the model knows nothing."""
+    """Return a score for each, the least for the best; None if the model knows nothing."""
     model = _model()
     if model is None or target != model.about["target"]:
         return None
@@ -43,7 +43,7 @@ def _model() -> Networks | None:
 
 
 def encode(features: numpy.ndarray, mean: numpy.ndarray, scale: numpy.ndarray) -> numpy.ndarray:
-    """Return what a network reads: standardised features, 0 where unknown, then what is unknown."""
+    """Return a network's input: standardised features, 0 where unknown, then which are unknown."""
     unknown = numpy.isnan(features)
     near = numpy.clip((features - mean) / scale, -_FAR, _FAR)
     return numpy.concatenate([numpy.where(unknown, 0.0, near), unknown], axis=1).astype("f4")
@@ -73,7 +73,7 @@ class Networks:
         return numpy.mean(scores, axis=0)
 
     def save(self, path: Path) -> None:
-        """Write the weights in 16 bits: scores move by 0.1 %, which orders nothing anew."""
+        """Write the weights in 16 bits, which moves scores by 0.1 % and keeps their order."""
         kept: dict[str, Any] = {name: self.arrays[name].astype("f2") for name in WEIGHTS}
         kept |= {name: self.arrays[name].astype("f4") for name in _SCALES}
         about = numpy.array(json.dumps(self.about, sort_keys=True))

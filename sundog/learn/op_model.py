@@ -1,9 +1,10 @@
-"""Which configs of an op are likely to be fast on a problem, learned from recorded tunings.
+"""Score the configs of an op on a problem by how fast they are likely to be, learned from tunings.
 
     scores = predict("all_reduce.two_shot", problem, configs, "nvidia-h200")
 
-A score is the logarithm of a config's time over the best one's. There is none for an algorithm or
-a target that the model was not trained on. `python -m benchmarks.learn train-ops` makes the file.
+A score is the logarithm of a config's time relative to the best one's. There is none for an
+algorithm or a target that the model was not trained on. `python -m benchmarks.learn train-ops`
+makes the file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ARRAYS = ("feature", "threshold", "missing_left", "left", "right", "value")
 
 
 def predict(op: str, problem: Any, configs: Sequence[Any], target: str) -> list[float] | None:
-    """Return a score for each config, the least is the best; None where the model knows nothing."""
+    """Return a score for each config, the least for the best; None if the model knows nothing."""
     trees = _model()
     if trees is None or target != trees.about["target"] or op not in trees.about["ops"]:
         return None
@@ -55,7 +56,7 @@ def columns_of(given: Sequence[Mapping[str, Any]]) -> list[str]:
 def lines(
     given: Sequence[Mapping[str, Any]], ops: Sequence[str], columns: Sequence[str]
 ) -> numpy.ndarray:
-    """Return a line of features for each; NaN for what it does not have."""
+    """Return a line of features for each, with NaN for what it does not have."""
     table = [
         [float(ops.index(each["op"])), *(_log(each.get(name)) for name in columns)]
         for each in given
@@ -77,7 +78,7 @@ def _log(value: Any) -> float:
 class Trees:
     """Gradient-boosted trees, trained elsewhere and evaluated with numpy alone.
 
-    They stand side by side: an array has a line per tree and a place per node, node 0 is the root.
+    An array has a line per tree and a place per node; node 0 is the root.
 
     A leaf is its own child, so all rows take as many steps as the deepest tree has.
     """

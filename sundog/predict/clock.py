@@ -1,16 +1,16 @@
 """A clock for every program of a simulated kernel, and the resources that programs share.
 
-A simulator says what each program does, in the order of time: loads, stores, atomics,
-products. The clock says until when that takes on a machine that is described. A resource serves
-one access after the other, so programs that use it at the same moment share its rate.
+A simulator reports what each program does, in the order of time: loads, stores, atomics, products.
+The clock says when that ends on a described machine. A resource serves one access after the other,
+so programs that use it at the same time share its rate.
 
-    loads       the loads up to the next store, atomic or product are one round: they wait together
+    loads the loads up to the next store, atomic or product are one round: they wait together
     products    operands are loaded `num_stages` - 1 products ahead, but not before the last wait
     stores      the program goes on when its data are out
     a flag      a read of a word comes after the way of the write that it sees, and that is a wait
 
-Not charged: arithmetic other than products, integer work, and what several programs on one SM do to
-each other. A tile that was read before in the same kernel comes out of the L2 cache, whatever its
+Not charged: arithmetic other than products, integer work, and how programs on one SM slow each
+other down. A tile that was read before in the same kernel comes out of the L2 cache, whatever its
 size.
 """
 
@@ -27,7 +27,7 @@ BOUNDS = ("latency", "programs", "memory", "link", "compute")
 
 
 class Awaited(NamedTuple):
-    """A program stood still until a word that another one wrote arrived."""
+    """A program stood still until another one's write arrived."""
 
     begin: float
     end: float
@@ -46,11 +46,11 @@ class Slice(NamedTuple):
 
 @dataclass(eq=False)
 class Loading:
-    """A load that nobody has waited for yet."""
+    """A load that its program has not waited for yet."""
 
     owner: int
     nbytes: float
-    tile: tuple  # what tells it from other loads
+    tile: tuple  # what identifies the load
 
 
 @dataclass(eq=False)
@@ -65,17 +65,17 @@ class Track:
     now: float
     before: Track | None = None  # whose end let it begin
     loads: list[Loading] = field(default_factory=list)
-    stored: float = 0.0  # until when its stores are on their way
-    products: deque[float] = field(default_factory=deque)  # when the latest began
+    stored: float = 0.0  # when its stores arrive
+    products: deque[float] = field(default_factory=deque)  # when the latest ones began
     since: float = 0.0  # loads are not issued earlier: the last atomic
     has_tile: bool = False  # a product that is not stored yet
-    poll: tuple[tuple, float] | None = None  # what it read last, without a change, and since when
+    poll: tuple[tuple, float] | None = None  # what it last polled without a change, and since when
     sums: list[float] = field(default_factory=lambda: [0.0] * len(BOUNDS))
     waits: list[Awaited] = field(default_factory=list)
     spans: list[Slice] = field(default_factory=list)
 
     def go(self, until: float, bound: str, name: str, detail: str = "") -> None:
-        """Advance its clock, and note what that was for."""
+        """Advance its clock, and note the bound."""
         if until <= self.now:
             return
         self.sums[BOUNDS.index(bound)] += until - self.now
@@ -88,10 +88,10 @@ class Track:
 
 
 class Server:
-    """A resource that serves one after the other; what is left to do shrinks as time passes.
+    """A resource that serves accesses in turn. Its remaining work shrinks as time passes.
 
-    Accesses may come a little out of order: one of an earlier time waits for the work that is
-    left, and not for the time of the later one.
+    Accesses may come a little out of order: an earlier one waits for the remaining work, not until
+    the time of the later one.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Server:
         self._left = 0.0  # seconds of work, at that time
 
     def take(self, at: float, seconds: float) -> float:
-        """Return when it is done with something that came at this time."""
+        """Return when it is done with work that came at this time."""
         if at > self._latest:
             self._left = max(self._left - (at - self._latest), 0.0)
             self._latest = at
@@ -108,7 +108,7 @@ class Server:
 
 
 class DeviceMemory(Server):
-    """A GPU's memory: mixed reads and writes take less than one after the other."""
+    """A GPU's memory, where mixed reads and writes take less than one after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,9 +174,9 @@ class Clock:
     def atomic(
         self, track: Track, places: Sequence[tuple[int, int]], kind: str, modified: bool, order: str
     ) -> None:
-        """Make an atomic on these words, each with the rank that has it.
+        """Charge an atomic on these words, each with the rank that has it.
 
-        `kind`: what it does. One that modified nothing is a read, and waits for what it sees.
+        `kind` is its operation. One that modified nothing is a read, and waits for what it sees.
         """
         self._settle(track)
         if order in ("release", "acq_rel") and modified:
@@ -187,7 +187,7 @@ class Clock:
             self._added(track, places)
         elif modified and (track.poll is None or track.poll[0] != _key(places)):
             self._words(track, places)
-            if kind not in ("XCHG", "STORE"):  # their answer is not waited for
+            if kind not in ("XCHG", "STORE"):  # the program does not wait for their result
                 track.go(track.now + self._reach(track.rank, places), "latency", "atomic")
             track.poll = None
         else:
@@ -196,13 +196,13 @@ class Clock:
             self.wrote(track, [address for _, address in places])
 
     def wrote(self, track: Track, addresses: Iterable[int]) -> None:
-        """Note that words that others may wait for have another value from now on."""
+        """Note a new value of words that others may wait for."""
         mark = track.now, track, tuple(track.sums)
         for address in addresses:
             self._written[address] = mark
 
     def saw(self, track: Track, places: Sequence[tuple[int, int]]) -> None:
-        """Note a plain load of a word: it ends after the write that it sees has arrived."""
+        """Note a plain load of a word, which ends after the write that it sees has arrived."""
         if any(address in self._written for _, address in places):
             self._settle(track)
             self._arrive(track, places, track.now)
@@ -210,7 +210,7 @@ class Clock:
     # how long that takes
 
     def _look(self, track: Track, places: Sequence[tuple[int, int]]) -> None:
-        """Read words. Reading them again and again is one read, which ends with the last."""
+        """Charge a read of words. Repeated polls count as one read, which ends with the last."""
         key = _key(places)
         again = track.poll is not None and track.poll[0] == key
         begin = track.poll[1] if again and track.poll is not None else track.now
@@ -221,7 +221,7 @@ class Clock:
         track.poll = key, begin
 
     def _arrive(self, track: Track, places: Sequence[tuple[int, int]], begin: float) -> None:
-        """Stand still until the latest of the writes is here."""
+        """Wait until the latest of the writes has arrived."""
         until, latest = 0.0, None
         for _, address in places:
             mark = self._written.get(address)
@@ -238,7 +238,7 @@ class Clock:
         track.waits.append(Awaited(begin, until, cause, written, tuple(track.sums), cause_sums))
 
     def _settle(self, track: Track) -> None:
-        """Wait for the loads that are on their way: one round."""
+        """Wait for the loads in flight: one round."""
         if not track.loads:
             return
         gpu, issued, nbytes, done, bound = self.ranks.hardware.gpu, track.now, 0.0, 0.0, "memory"
@@ -255,7 +255,7 @@ class Clock:
         track.poll = None
 
     def _operands(self, track: Track) -> None:
-        """Wait for a product's operands, which were asked for some products earlier."""
+        """Wait for a product's operands, which were requested some products earlier."""
         ahead = len(track.products) >= track.stages - 1 and track.stages > 1
         issued = track.products[0] if ahead else track.began
         issued = max(issued, track.since) if track.stages > 1 else track.now
@@ -273,7 +273,7 @@ class Clock:
     def _wait_for(
         self, track: Track, own: float, done: float, bound: str, name: str, owner: int
     ) -> None:
-        """Hold an access up by the program's own pace and by the shared resources."""
+        """Delay an access by the program's own pace and by the shared resources."""
         shared = max(done - track.now, 0.0)
         taken = (own**TOGETHER + shared**TOGETHER) ** (1 / TOGETHER)
         detail = "" if owner == track.rank else f"rank {owner}"
@@ -283,7 +283,7 @@ class Clock:
         self, rank: int, owner: int, at: float, read: float, written: float, tile: tuple = (),
         is_operand: bool = False,
     ) -> tuple[float, str]:  # fmt: skip
-        """Take bytes through all resources on their way; when the last is done, and which."""
+        """Take bytes through all resources on their path. Return when the last is done, and which."""
         gpu, seen = self.ranks.hardware.gpu, self._seen[self._gpu(owner)]
         if tile and tile in seen:
             seconds = 0.0 if is_operand else read / gpu.cache_rate

@@ -1,7 +1,7 @@
-"""The time of every collective's algorithm, put together from parts.py.
+"""The time of every collective's algorithm, composed of parts.py.
 
-`problem` and `config` are those of the op's module: only their fields are read, so a module that
-is not loaded need not be.
+`problem` and `config` are those of the op's module, of which only fields are read, so the module
+need not be loaded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .parts import Part, Ranks, Round, Traffic, barrier, copied, launch, polled,
 Model = Callable[[Any, Any, Ranks], list[Part]]
 
 _LINE = 128  # bytes: slices of a reduction are whole lines
-_PER_CHUNK = 3.0  # flags on their way: the slot is free, it is full; and the fence before each
+_PER_CHUNK = 3.0  # flags in flight: the slot is free, it is full; and the fence before each
 
 
 def _nbytes(problem: Any) -> float:
@@ -100,7 +100,7 @@ def all_to_all_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
 
 def all_to_all_pull(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     """Barrier; this rank's part from every rank, one after the other; barrier."""
-    return _pulled(_nbytes(problem), 0, config, ranks)  # nobody else reads this part
+    return _pulled(_nbytes(problem), 0, config, ranks)  # no other rank reads this part
 
 
 def all_to_all_mail(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
@@ -133,7 +133,7 @@ def _from_one(n: float, config: Any, ranks: Ranks) -> list[Part]:
     parts = max(config.programs // size, 1)
     turns = waves(size * parts, config.programs)
     block = min(config.block, n)
-    moved = n * size / ranks.per_gpu  # by one of those that share the GPU
+    moved = n * size / ranks.per_gpu  # by one of the ranks that share the GPU
     traffic = Traffic(moved, moved, written_there=n * (size - 1))
     rounds = turns * waves(n, parts * block)
     copy = copied(ranks, "stores", traffic, Round(block, block), rounds)

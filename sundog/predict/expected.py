@@ -1,10 +1,10 @@
-"""What the model expects where nothing was measured: which machine is this, and which times.
+"""What the model expects where nothing was measured: it finds the machine, and returns times.
 
     time("all_gather.push", problem, config, machine)
 
-A machine is found by the name of its GPU among the user's calibrated descriptions, which
-`sundog calibrate` writes into SUNDOG_CACHE, and then among those of the package. It must fit how
-the ranks lie: on one GPU, which they share, or on GPUs of their own.
+A machine is found by the name of its GPU among the user's calibrated descriptions, which `sundog
+calibrate` writes into SUNDOG_CACHE, and then among those of the package. It must fit how the ranks
+are placed: sharing one GPU, or with a GPU each.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MODELS = {**COLLECTIVES, **FUSED}
 def time(
     op: str, problem: Any, config: Any, hardware: Hardware, num_sms: int = 0, late_s: float = 0.0
 ) -> Time:
-    """Expect this of one call of an algorithm, all ranks starting at once, in a graph.
+    """Return the expected time of a call of an algorithm, in a graph, all ranks starting at once.
 
-    `num_sms`: of each rank, if it does not have all that the machine gives it. `late_s`: by how
-    much one rank comes late.
+    `num_sms` is that of each rank, if not all that the machine gives it. One rank comes `late_s`
+    late.
     """
     model = MODELS.get(op)
     if model is None:
@@ -37,7 +37,7 @@ def time(
     return total(model(problem, config, ranks), late_s if ranks.size > 1 else 0.0)
 
 
-# By what the name of a GPU begins with, as target.py spells it: machines of the package.
+# Machines of the package, by the beginning of a GPU's name in target.py.
 _SHIPPED = {
     "nvidia-h200": ("h200-shared", "h200-pcie", "h200x8", "h200x8-2nodes"),
     "nvidia-h100": ("h100x8",),
@@ -53,9 +53,9 @@ def calibrated_path(target: str, kind: str) -> Path:
 def hardware_for(
     target: str, size: int, num_sms: int, backend: str = "", spans: bool = False
 ) -> Hardware | None:
-    """Find the machine on which `size` ranks of `num_sms` SMs run; None: it is not described.
+    """Find the machine on which `size` ranks of `num_sms` SMs run; None if it is not described.
 
-    `spans`: it must describe the network between such machines, too.
+    With `spans` it must also describe the network between such machines.
     """
     for hardware in _candidates(target):
         described = hardware.network is not None or not spans
@@ -76,7 +76,7 @@ def _fits(hardware: Hardware, size: int, num_sms: int, backend: str) -> bool:
     is_share = size * num_sms <= hardware.gpu.num_sms
     if hardware.link.kind == "none":
         return is_share
-    if hardware.link.kind == "host":  # peers are kernels of one program each, which only wait
+    if hardware.link.kind == "host":  # each peer is a kernel of one program, which only waits
         return backend == "virtual" and not is_share
     most = hardware.most_ranks or 0
     return backend != "virtual" and not (is_share and size > 1) and size <= most

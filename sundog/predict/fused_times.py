@@ -1,4 +1,4 @@
-"""The time of every fused op's algorithm, put together from parts.py and collectives' models."""
+"""The time of every fused op's algorithm, composed of parts.py and collectives' models."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .parts import (
 )
 
 _GATHER = 32768  # bytes of a tile of a gather or of a sum
-_AHEAD = 8  # tiles that a fetcher has on their way
+_AHEAD = 8  # tiles that a fetcher has in flight
 _BLOCK = 8192  # elements of a tile of a collective after a product, and its warps
-# How long a product takes in a kernel's loop over that in _gemm.py's: fitted to docs/measured.
+# A product's time in a kernel's loop, relative to _gemm.py's: fitted to docs/measured.
 _DIRECT = 0.95  # all ranks read one A
-_CROWDED = 3.0  # ranks that go over their peers in one order drift apart: fitted to simulated time
+_CROWDED = 3.0  # ranks with the same order of peers drift apart: fitted to simulated time
 _FLAGGED = 1.03  # flags between the blocks of a row, and a ticket per tile
 _CUBLAS_TILES = ((128, 256), (128, 128), (64, 256), (64, 128), (64, 64), (64, 32))
-_COPY_S = 3.4e-6  # what a copy and its words add to what the bytes take: measured, docs/fused.md
+_COPY_S = 3.4e-6  # added by a copy and its words to the bytes' time: measured, docs/fused.md
 _PUSHED = 1.02  # the output goes to its owner by plain stores
 
 
@@ -45,13 +45,13 @@ def _product(problem: Any, config: Any, ranks: Ranks, programs: int, factor: flo
 
 
 def _gathered(problem: Any, ranks: Ranks, programs: int, own: bool, ahead: int = 1) -> Part:
-    """Copy all of A to one place on each rank; with `own`, its own part too. `ahead`: tiles that
-    a program has on their way at once."""
+    """Copy all of A to one place on each rank; with `own`, its own part too. A program has `ahead`
+    tiles in flight at once."""
     whole = problem.m * problem.k * _item(problem)
     far = whole * (ranks.size - 1) / ranks.size
     moved = whole if own else far
     block = min(_GATHER, max(moved / programs, 1))
-    first = moved / ranks.per_gpu  # ranks that share a GPU read the same tiles at about one time
+    first = moved / ranks.per_gpu  # ranks that share a GPU read the same tiles together
     traffic = Traffic(first, moved, moved - first, far)
     tile = Round(block, block, 1 / ahead, is_there=True)
     return copied(ranks, "gather", traffic, tile, waves(moved, programs * block))
@@ -67,7 +67,7 @@ def all_gather_matmul_barrier(problem: Any, config: Any, ranks: Ranks) -> list[P
 
 
 def all_gather_matmul_direct(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """Read blocks of A where they are: once for every column of tiles.
+    """Read blocks of A in place, once for every column of tiles.
 
     Along K, ranks that all begin with rank 0's shard crowd at one GPU's link.
     """

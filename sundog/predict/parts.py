@@ -1,7 +1,7 @@
-"""What a kernel's time is made of: bytes over a shared resource, flags, waves, tiles of a product.
+"""The parts of a kernel's time: bytes over a shared resource, flags, waves, tiles of a product.
 
-A time model of an op puts these together and has no arithmetic of its own about machines. Each
-part says what bounds it:
+A time model of an op composes these, and has no other arithmetic about machines. Each part says
+what bounds it:
 
     latency     starting, flags, barriers: more of the machine would not help
     programs    a program's own loads and stores: more programs, or larger tiles, would help
@@ -9,8 +9,8 @@ part says what bounds it:
     link        the wires between GPUs, or between nodes
     compute     multiplying
 
-Things that go on at the same moment hinder each other. Their times add almost as squares do if
-they are the same programs' (`together`), and hardly if they are different programs' (`beside`).
+Work that goes on at the same time slows other work down. Times add almost like squares if they are
+the same programs' (`together`), and hardly add if they are different programs' (`beside`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..hardware.description import Chip, Hardware
 
 TOGETHER = 2.5  # exponents of the sum
 BESIDE = 6.0
-_ITEM = 2  # bytes of an operand, for which the rates of products are
+_ITEM = 2  # bytes of an operand to which the rates of products apply
 
 
 class Part(NamedTuple):
@@ -38,14 +38,14 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Time:
-    """How long an op should take, and of what that is made."""
+    """How long an op should take, and the parts of that."""
 
     seconds: float
     parts: tuple[Part, ...]
 
     @property
     def bound(self) -> str:
-        """What most of it waits for."""
+        """What bounds most of it."""
         sums: dict[str, float] = {}
         for part in self.parts:
             sums[part.bound] = sums.get(part.bound, 0.0) + part.seconds
@@ -53,9 +53,9 @@ class Time:
 
 
 class Traffic(NamedTuple):
-    """Bytes that one rank's kernel moves; of what it reads and writes, `there` is in peers' memory.
+    """The bytes that one rank's kernel moves, of which `there` are in peers' memory.
 
-    `reread`: read besides, at about the time when another program reads it too: out of the cache.
+    `reread` bytes are read from the cache, since another program reads them at about the same time.
     """
 
     read: float
@@ -76,12 +76,12 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where an op runs: how many ranks, on what, with how many SMs each."""
+    """Where an op runs: the number of ranks, the machine, and each rank's SMs."""
 
     hardware: Hardware
     size: int
     num_sms: int
-    late_s: float = 0.0  # by which one rank comes after the others
+    late_s: float = 0.0  # by which one rank is late
 
     @staticmethod
     def on(hardware: Hardware, size: int, num_sms: int = 0, late_s: float = 0.0) -> Ranks:
@@ -98,12 +98,12 @@ class Ranks:
 
     @property
     def per_gpu(self) -> int:
-        """Ranks whose kernels use one GPU's memory at the same time."""
+        """The number of ranks whose kernels use one GPU's memory at the same time."""
         return self.size if self.hardware.link.kind == "none" else 1
 
     @property
     def is_linked(self) -> bool:
-        """Peers' memory is on the other side of a link."""
+        """Whether peers' memory is across a link."""
         return self.size > 1 and self.hardware.link.kind != "none"
 
     @property
@@ -117,7 +117,7 @@ class Ranks:
 
 
 def launch(ranks: Ranks) -> Part:
-    """Charge a kernel's start; kernels of ranks that share a GPU start one after the other."""
+    """Charge a kernel's start. Kernels of ranks that share a GPU start one after the other."""
     gpu = ranks.hardware.gpu
     return Part("launch", "latency", gpu.launch_s + gpu.share_s * (ranks.per_gpu - 1))
 
@@ -157,7 +157,7 @@ def resources(ranks: Ranks, traffic: Traffic) -> list[Part]:
 
 
 def memory_seconds(gpu: Chip, read: float, written: float) -> float:
-    """Interpolate what was measured: reads alone, writes alone, both alike, which is faster."""
+    """Interpolate measured rates: reads alone, writes alone, as many of both (which is faster)."""
     both = 2 / gpu.copy_rate
     mostly_read = read / gpu.read_rate + written * (both - 1 / gpu.read_rate)
     mostly_written = read * (both - 1 / gpu.write_rate) + written / gpu.write_rate
@@ -165,7 +165,7 @@ def memory_seconds(gpu: Chip, read: float, written: float) -> float:
 
 
 def _link_seconds(ranks: Ranks, nbytes: float) -> float:
-    """Charge the link: as much comes as goes, since every rank does the same at the same time."""
+    """Charge the link. As much comes as goes, since every rank does the same at the same time."""
     link, far = ranks.hardware.link, ranks.off_node
     near = nbytes * (1 - far)
     peers = max((ranks.size - 1) * (1 - far), 1.0)
@@ -181,7 +181,7 @@ def waves(count: float, workers: float) -> int:
 
 
 def copied(ranks: Ranks, name: str, traffic: Traffic, tile: Round, rounds: float) -> Part:
-    """Let programs go over data, each `rounds` tiles; they share memory and links with all others.
+    """Charge programs that go over data, `rounds` tiles each, sharing memory and links with others.
 
     The first loads only wait; from then on programs wait while others use the resources.
     """
@@ -200,7 +200,7 @@ def copied(ranks: Ranks, name: str, traffic: Traffic, tile: Round, rounds: float
 def product(
     ranks: Ranks, sizes: tuple[int, int, int], tile: tuple[int, int], programs: int
 ) -> Part:
-    """M x N x K by tiles of a program each, and the operands out of memory; `sizes`: of a rank."""
+    """Charge a product M x N x K, a program per tile, and its operands. `sizes`: of a rank."""
     gpu, (m, n, k), (tile_m, tile_n) = ranks.hardware.gpu, sizes, tile
     flops = 2.0 * m * n * k
     rate = dot_rate(gpu, ranks.per_gpu * flops, tile)
@@ -231,11 +231,11 @@ def _at(table: Sequence[tuple[float, float]], size: float) -> float:
     return table[-1][1]
 
 
-# putting together
+# composition
 
 
 def together(name: str, parts: Sequence[Part], exponent: float = TOGETHER) -> Part:
-    """Join parts that go on at the same moment: more than the longest, less than their sum."""
+    """Join parts that go on at the same time: more than the longest, less than their sum."""
     longest = max(parts, key=lambda part: part.seconds)
     if longest.seconds <= 0:
         return Part(name, longest.bound, 0.0)
@@ -249,8 +249,8 @@ def beside(name: str, parts: Sequence[Part]) -> Part:
 
 
 def total(parts: Sequence[Part], late_s: float = 0.0) -> Time:
-    """Add one part after the other. Those before the first wait for peers are over when a late
-    rank comes, so it adds all that it is late by."""
+    """Add one part after the other. Those before the first wait for peers have ended when a late
+    rank comes, so its whole delay is added."""
     if late_s:
         parts = [*parts, Part("late rank", "latency", late_s)]
     return Time(sum(part.seconds for part in parts), tuple(p for p in parts if p.seconds > 0))

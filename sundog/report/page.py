@@ -1,7 +1,7 @@
 """The page: one HTML file with its script, its style and its data inside.
 
-The data is JSON in a script element that no browser runs, and `<` is escaped in it. The policy lets
-one script run, the bundle, known by its hash, and lets nothing be loaded or sent.
+The data is JSON in a script element that no browser runs, and `<` is escaped in it. The policy
+allows one script, the bundle, by its hash, and forbids loading and sending anything.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def check_assets() -> None:
 
 
 def check_page(path: str) -> None:
-    """Do the same before a command's work, if --html was given."""
+    """Do the same before a command's work, if --html is given."""
     if path:
         check_assets()
 
 
 def write_page(path: str, content: Any, name: str) -> None:
-    """Write what a command was asked for by --html: the page of its JSON."""
+    """Write the page of a command's JSON, for --html."""
     if path:
         write_report(path, [section(content, name)])
 
@@ -127,7 +127,7 @@ def _write(path: str, payload: dict[str, Any]) -> None:
 
 
 def _embedded(payload: dict[str, Any]) -> tuple[str, str]:
-    """Return how the data is packed, and its text, which can end no element."""
+    """Return how the data is packed, and its text, which can't end an HTML element."""
     text = json.dumps(payload, separators=(",", ":"), allow_nan=False, default=str)
     if len(text) > _PACKED_ABOVE:
         return "gzip", base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
@@ -137,7 +137,7 @@ def _embedded(payload: dict[str, Any]) -> tuple[str, str]:
 
 
 def _replace(path: str, page: str) -> None:
-    """Write the whole file, or leave what was there."""
+    """Write the whole file, or leave the old one."""
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe, /dev/stdout
         Path(path).write_text(page)
         return

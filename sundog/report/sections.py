@@ -1,4 +1,4 @@
-"""The sections of a report: what a file of ours holds, recognised by its content, and checked.
+"""The sections of a report: the content of sundog's files, recognised and checked.
 
 Every file becomes sections of plain data, which the page draws. A file that is damaged, foreign,
 too large or of a newer schema is a ValueError with one sentence.
@@ -23,7 +23,7 @@ _SHOWN = 300  # characters of a detail
 
 @dataclass(frozen=True)
 class Section:
-    """What one file, or one part of it, says. `kind` chooses how the page draws it."""
+    """The content of a file, or of a part of it. `kind` chooses how the page draws it."""
 
     kind: str
     name: str
@@ -49,7 +49,7 @@ _LISTS = {"isa": "kernels", "predict": "points"}
 
 
 def section(content: Any, name: str) -> Section:
-    """Recognise what a command writes as JSON. ValueError: it is not ours, or newer than this."""
+    """Recognise a command's JSON. Raise ValueError if it is foreign, or newer than this version."""
     kind, content = _recognise(content, name)
     newest, needed = _KNOWN[kind]
     version = content.get("schema_version", 1)
@@ -86,7 +86,7 @@ def _same(content: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _slowest(content: dict[str, Any], name: str) -> dict[str, Any]:
-    """Keep of a benchmark's samples the slowest rank's time, which is what counts."""
+    """Keep only the slowest rank's time of a benchmark's samples, which is what counts."""
     rows = []
     for row in content["rows"]:
         times = row.get("times") or {}
@@ -99,7 +99,7 @@ _ARGUMENTS = ("what", "value", "peer", "ended_by")
 
 
 def _columns_of(content: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a trace's spans and arrows as columns; ValueError if there is nothing to draw."""
+    """Return a trace's spans and arrows as columns. Raise ValueError if nothing can be drawn."""
     spans: dict[str, list[Any]] = {
         key: [] for key in ("rank", "program", "kind", "begin", "length", *_ARGUMENTS)
     }
@@ -154,7 +154,7 @@ _SHRINK: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
 
 
 def read_sections(path: str) -> list[Section]:
-    """Read a file of ours, or the dataset whose base, or one of whose files, is named."""
+    """Read a file of sundog's, or a dataset by its base or one of its files."""
     base = base_of(path)
     if base is not None:
         return [Section(kind, Path(base).name, data) for kind, data in read_base(base)]
@@ -196,12 +196,12 @@ def read_text(path: str) -> str:
 
 
 # A dataset's base: each tuning run, and the IR graphs of its best and first configs. A graph keeps
-# what a page shows of it: operations inside operations, the data between them, their types and
-# attributes as text, and the source line of each.
+# what a page shows: nested operations, the data between them, their types and attributes as text,
+# and the source line of each.
 
 
 def base_of(path: str) -> str | None:
-    """Return the base that a path names, by itself or by one of its files; None: it names none."""
+    """Return the base that a path names, by itself or by one of its files, or None."""
     for suffix in _SUFFIXES:
         if path.endswith(suffix):
             return path.removesuffix(suffix)
@@ -308,7 +308,7 @@ def graph_of(record: Any, run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _owners(record: Any) -> dict[str, str]:
-    """Return for each node the operation, or Helion's graph, whose region it stands in."""
+    """Return, for each node, the operation or Helion graph whose region contains it."""
     of_block = {e["target"]: e["source"] for e in record["links"] if e["edge_kind"] == "region"}
     owners = {
         e["target"]: of_block[e["source"]]
@@ -339,7 +339,7 @@ def _detail(node: dict[str, Any]) -> dict[str, str]:
 
 
 def _place(node: dict[str, Any]) -> list[Any]:
-    """File and line of a node; of an inlined one that of the kernel's call; [] if not known."""
+    """Return file and line of a node, or of the kernel's call if inlined; [] if unknown."""
     location = node.get("location")
     if isinstance(node.get("source_loc"), str):  # Helion: file:line
         file, _, line = node["source_loc"].rpartition(":")
@@ -364,7 +364,7 @@ def _source(record: Any, sources: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _first_line(record: Any, file: str, lines: list[str]) -> int | None:
-    """Find where a function begins in its file: Triton says it, Helion has columns to match."""
+    """Find where a function begins in its file: Triton records it, Helion has columns to match."""
     here = [node for node in record["nodes"] if _place(node)[:1] == [file]]
     heads = [_place(node)[1] for node in here if node.get("op") == "tt.func"]
     if heads:
@@ -380,7 +380,7 @@ def _first_line(record: Any, file: str, lines: list[str]) -> int | None:
 
 
 def _fits(lines: list[str], first: int, span: tuple[int, ...]) -> bool:
-    """Return whether an expression can stand at (line, column) to (line, column) of this text."""
+    """Return whether (line, column) to (line, column) of this text can be an expression."""
     begin, left, end, right = span
     if end - first >= len(lines) or right > len(lines[end - first]):
         return False
