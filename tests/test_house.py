@@ -31,7 +31,7 @@ BUDGETS = {
     "hardware": 390,
     "interpreter": 3660,
     "learn": 415,
-    "machine": 3790,
+    "machine": 3870,
     "nodes": 1730,
     "ops": 1950,
     "predict": 1355,

@@ -121,14 +121,16 @@ class HostFunctions(TorchFunctionMode):
         self.machine.streams.drain(host.stream)
         result = func(*args, **(kwargs or {}))
         if self.machine.checker is not None:
-            self._tell(self.machine.checker, host, name, args)
+            self._tell(self.machine.checker, host, name, args, kwargs or {})
         return result
 
-    def _tell(self, checker: Observer, host: Host, name: str, args: tuple) -> None:
+    def _tell(
+        self, checker: Observer, host: Host, name: str, args: tuple, kwargs: dict
+    ) -> None:  # fmt: skip
         if name in _READS:
             read = Accessed(reads=[a for a in args if isinstance(a, torch.Tensor)])
             _tell_host(checker, host, read)
-        if reads_back(name, args):
+        if reads_back(name, args, kwargs):
             checker.streams.synchronize(host.rank, [host.stream])
 
 
@@ -201,7 +203,7 @@ def waits(name: str, args: tuple, kwargs: dict) -> bool:
     """Return whether this torch function makes the host wait, or copies to or from the GPU."""
     if name not in _MAY_WAIT:  # most of them; this runs at every call
         return False
-    if reads_back(name, args):
+    if reads_back(name, args, kwargs):
         return True
     if name in ("to", "cuda", "tensor", "as_tensor"):
         places = [*args[1:], kwargs.get("device")]
@@ -210,10 +212,11 @@ def waits(name: str, args: tuple, kwargs: dict) -> bool:
     return name in ("copy_", "__setitem__") and len({t.device for t in tensors}) > 1
 
 
-def reads_back(name: str, args: tuple) -> bool:
-    """Return whether the host needs device memory, by the name alone, also on a CPU."""
-    if name == "to":
-        return "cpu" in args[1:]
+def reads_back(name: str, args: tuple, kwargs: dict) -> bool:
+    """Return whether the host needs device memory, as the call says it, also on a CPU."""
+    if name == "to":  # not by a tensor: comparing with one is an operation
+        given = [a for a in (*args[1:], kwargs.get("device")) if isinstance(a, str | torch.device)]
+        return "cpu" in map(str, given) and not kwargs.get("non_blocking")
     return name in _WAITING or (name in ("__getitem__", "__setitem__") and _by_mask(args))
 
 
