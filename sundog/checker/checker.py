@@ -119,15 +119,17 @@ class Checker:
         # a scalar load is made by all threads
         verb = "descriptor load" if proxy else "load"
         event = self._event(program, verb, writes=False, tensor=True, proxy=proxy)
-        self._note("load", event.actor.rank, event.actor.launch, event, touch, tensor)
+        if self.trace is not None:
+            self._note("load", event.actor.rank, event.actor.launch, event, touch, tensor)
         if not tensor and touch.addresses.size:
-            self._signals.hear_plainly(event, int(touch.addresses.flat[0]))
+            self._signals.hear_plainly(event, touch.addresses.item(0))
         self._history.access(event, touch)
 
     def store(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None:
         verb = "descriptor store" if proxy else "store"
         event = self._event(program, verb, writes=True, tensor=tensor, proxy=proxy, size=touch.size)
-        self._note("store", event.actor.rank, event.actor.launch, event, touch, tensor)
+        if self.trace is not None:
+            self._note("store", event.actor.rank, event.actor.launch, event, touch, tensor)
         self._history.access(event, touch)
         if tensor and not proxy and touch.addresses.size > 1:
             event.actor.stored.append(touch)
@@ -138,10 +140,10 @@ class Checker:
         site: tuple | None,
     ) -> bytes | None:  # fmt: skip
         """Return the older values that an atomic reads; None: what the memory holds."""
-        self._signals.begin(site)
+        self._signals.begin(site, touch.addresses)
         if sem in RELEASES or not touch.addresses.size:  # see `words`
             return None
-        return self._signals.observe(self._actors[program], touch.addresses, held, operands)
+        return self._signals.observe(self._actors[program], held, operands)
 
     def atomic(
         self, program: Program, touch: Touch, op: str, sem: str, scope: str, tensor: bool,
@@ -160,8 +162,8 @@ class Checker:
         self._note(what, actor.rank, actor.launch, event, touch, tensor, lags)
         # An acquire comes after what it learns, so it learns first.
         if op != "STORE":
-            self._signals.hear(event, touch.addresses)
-            if event in self._signals.stale:
+            self._signals.hear(event)
+            if self._signals.is_stale(event):
                 self._missed[event] = touch.region
         self._history.access(event, touch)
         if op == "STORE":
@@ -203,6 +205,7 @@ class Checker:
         self._note("host_write", actor.rank, None, event, words)
         self._history.access(event, words)
         self._signals.break_chains(words.addresses, words.size, plain=False)
+        self._signals.begin(None, words.addresses)
         self._signals.publish(event, words, held, read(words.addresses, words.size))
         actor.advance()  # what follows on the stream was not published
         actor.steps += 1
@@ -296,10 +299,9 @@ class Checker:
     def stale_reads(self) -> list[Missed]:
         """Say which atomics read an older value at last, and which write they missed."""
         return [
-            stale_read(event, self._word(event, address), *messages)
-            for event, missed in self._signals.stale.items()
+            stale_read(event, self._word(event, address), read, newest)
+            for event, address, read, newest in self._signals.stale()
             if not event.is_ours and not event.waits
-            for address, messages in missed.items()
         ]
 
     def torn_reads(self) -> list[str]:

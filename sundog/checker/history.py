@@ -134,7 +134,10 @@ class History:
 
     def _shadow(self, region: Region) -> Shadow:
         """Return a region's shadow; what its host did to it alone comes first."""
-        if not self.shadows.has_diary(region):  # most
+        known = self.shadows.get(region.start)
+        if known is not None and known.end == region.end:  # most: such memory has no diary
+            return known
+        if not self.shadows.has_diary(region):
             return self.shadows.of(region)
         diary, shadow = self.shadows.read_diary(region), self.shadows.of(region)
         for past, touch in diary.entries:

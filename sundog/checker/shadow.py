@@ -151,7 +151,8 @@ def after(clocks: Clocks, state: State, new: PastAccess) -> State:
     """Return what later accesses are compared with: nothing that the new access implies."""
     _, writes, reads, atomics = state
     if new.event.atomic:
-        others = [m for m in atomics if not _replaces(clocks, new, m)]
+        rank = new.event.actor.rank
+        others = [m for m in atomics if m.event.actor.rank != rank or not _replaces(clocks, new, m)]
         return State(True, writes, reads, (*others, new))
     if new.event.writes:
         kept = [
@@ -178,7 +179,7 @@ def _outliving(
 def _replaces(clocks: Clocks, new: PastAccess, old: PastAccess) -> bool:
     """Return whether what must come after the old atomic must come after the new one too."""
     a, b = new.event, old.event
-    same = a.actor.rank == b.actor.rank and a.scope == b.scope and a.writes >= b.writes
+    same = a.scope == b.scope and a.writes >= b.writes  # both are of one rank
     program = a.scope != "cta" or a.actor is b.actor
     return same and program and clocks.implies(a.actor, new.stamp, old.stamp)
 

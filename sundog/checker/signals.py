@@ -5,7 +5,7 @@ A signal that was heard but made no edge is kept too, so that a report can name 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -87,43 +87,63 @@ class Signals:
         self._words = Words()
         self._chosen: dict[int, Message] = {}  # older messages that the current atomic reads
         self._site: tuple | None = None  # of the current atomic, if it is in a `while` loop
+        self._places: list[int] = []  # the addresses of the current atomic
+        self._touched: list[tuple[int, Word | None]] | None = None  # and its words
         self._is_new: bool | None = None  # whether all lanes of the current atomic read the newest
-        # reads that did not return the newest value, and what they missed; the last of each address
-        self.stale: dict[AccessEvent, dict[int, tuple[Message, Message]]] = {}
+        # reads that did not return the newest value, and what they missed, each with its value
+        # there; the last of each address
+        self._stale: dict[AccessEvent, dict[int, tuple[Message, Message, bytes, bytes]]] = {}
         # of these, reads of tiles that saw one part of what another tile wrote, by who wrote it
         self.torn: dict[AccessEvent, AccessEvent] = {}
         self._ordered: dict[
             Actor, tuple[str, Clock]
         ] = {}  # what each fence.sc published, and scope
 
-    def begin(self, site: tuple | None) -> None:
+    def is_stale(self, event: AccessEvent) -> bool:
+        """Return whether the event has ever read another value than the newest."""
+        return event in self._stale
+
+    def stale(self) -> Iterator[tuple[AccessEvent, int, Message, Message]]:
+        """Yield such reads: the event, the address, what it read last and what it missed."""
+        for event, missed in self._stale.items():
+            for address, (read, newest, mine, theirs) in missed.items():
+                yield event, address, read._replace(value=mine), newest._replace(value=theirs)
+
+    def begin(self, site: tuple | None, addresses: np.ndarray) -> None:
         """Begin an atomic. `site` is its place in the code if it may be a poll."""
         self._chosen, self._site, self._is_new = {}, site, None
+        self._places, self._touched = addresses.ravel().tolist(), None
 
-    def observe(
-        self, actor: Actor, addresses: np.ndarray, held: bytes, operands: tuple[str, bytes]
-    ) -> bytes | None:
+    def _each(self) -> list[tuple[int, Word | None]]:
+        """Return the words of the current atomic: looked up once, unless they change."""
+        if self._touched is None:
+            self._touched = self._words.each(self._places)
+        return self._touched
+
+    def _drop(self, addresses: list[int]) -> None:
+        self._touched = None
+        self._words.drop(addresses)
+
+    def observe(self, actor: Actor, held: bytes, operands: tuple[str, bytes]) -> bytes | None:
         """Choose what an atomic that does not release reads; None: what the memory holds."""
-        if not self._words:
+        polls, lanes = is_poll(*operands), len(self._places)
+        if lanes > 1 and not polls:
             return None
-        polls = is_poll(*operands)
-        if addresses.size > 1 and not polls:
-            return None
-        size = len(held) // addresses.size
+        size = len(held) // lanes
         values = []
-        for lane, word in self._words.each(addresses.ravel().tolist()):
+        for lane, word in self._each():
             count = 1 if word is None else len(word.addresses)
             value = held[lane * size : (lane + count) * size]
             if word is None or len(word.messages) == 1:
                 values.append(value)
-            elif word.newest.value != value:  # changed by an atomic of another size
-                self._words.drop(word.addresses)
+            elif word.messages[-1].value != value:  # changed by an atomic of another size
+                self._drop(word.addresses)
                 values.append(value)
             else:
                 found = word.readable(actor, self._clocks, self._site)
                 if len(found) > 1 and not polls:
                     found[1:] = [m for m in found[1:] if leaves_unchanged(*operands, m.value)]
-                values.append(self._choose(word, found, addresses.size))
+                values.append(self._choose(word, found, lanes))
         return b"".join(values) if self._chosen else None
 
     def _choose(self, word: Word, found: list[Message], lanes: int) -> bytes:
@@ -149,15 +169,15 @@ class Signals:
         said = _published(event)
         if not said and before == after:
             return
-        for lane, word in self._known(touch.addresses.ravel().tolist(), size, before):
+        for lane, word in self._known(size, before):
             lanes = slice(lane * size, (lane + len(word.addresses)) * size)
             old, new = before[lanes], after[lanes]
             if said or old != new:
                 self._append(event, word, new, said)
 
-    def _known(self, addresses: list[int], size: int, before: bytes) -> list[tuple[int, Word]]:
+    def _known(self, size: int, before: bytes) -> list[tuple[int, Word]]:
         """Return the words of an access, each with its first lane; make those that are new."""
-        found = self._words.each(addresses)
+        addresses, found = self._places, self._each()
         known = [(lane, w) for lane, w in found if w is not None and w.size == size]
         if len(known) == len(found):
             return known
@@ -175,7 +195,7 @@ class Signals:
 
     def _new(self, addresses: list[int], size: int, value: bytes) -> Word:
         """Make a word that no atomic of this size has touched."""
-        self._words.drop([a for a in addresses if self._words.get(a) is not None])
+        self._drop([a for a in addresses if self._words.get(a) is not None])
         word = Word(size, addresses, [Message(0, value)])
         self._words.add(word)
         return word
@@ -208,16 +228,15 @@ class Signals:
         releases = newest.releases + bool(said)
         word.append(Message(number, value, stamp, event, published, releases))
 
-    def hear(self, event: AccessEvent, addresses: np.ndarray) -> None:
+    def hear(self, event: AccessEvent) -> None:
         """Read the words by an atomic: learn what reaches its actor, and note what does not."""
-        places = addresses.ravel().tolist()
-        if (missed := self.stale.get(event)) is not None:
-            for address in places:
+        if (missed := self._stale.get(event)) is not None:
+            for address in self._places:
                 missed.pop(address, None)
-        for _, word in self._words.each(places):
+        for _, word in self._each():
             if word is None:
                 continue
-            newest = word.newest
+            newest = word.messages[-1]
             if not self._chosen:
                 self._hear_word(event, word, newest)
                 continue
@@ -227,25 +246,23 @@ class Signals:
             for number in sorted(read):
                 self._hear_word(event, word, read[number])
         if event.tensor and (self._chosen or self.torn):
-            self._note_torn(event, addresses)
+            self._note_torn(event)
 
     def _note_stale(self, event: AccessEvent, word: Word) -> None:
         """Note the lanes that read an older value than there is."""
         for lane, address in enumerate(word.addresses):
             if address in self._chosen:
-                read, newest = (
-                    message._replace(value=word.value(message, lane))
-                    for message in (self._chosen[address], word.newest)
-                )
-                if read.value != newest.value:
-                    self.stale.setdefault(event, {})[address] = read, newest
+                read, newest = self._chosen[address], word.messages[-1]
+                values = word.value(read, lane), word.value(newest, lane)
+                if values[0] != values[1]:
+                    self._stale.setdefault(event, {})[address] = (read, newest, *values)
 
-    def _note_torn(self, event: AccessEvent, addresses: np.ndarray) -> None:
+    def _note_torn(self, event: AccessEvent) -> None:
         """Note whether a tile read the newest of some words, and not of others, of one writer."""
         self.torn.pop(event, None)
         if not self._chosen:
             return
-        found = {int(a): self._words.get(int(a)) for a in addresses.flat}
+        found = {address: self._words.get(address) for address in self._places}
         words = {address: word for address, word in found.items() if word is not None}
         new = {word.newest.event for address, word in words.items() if address not in self._chosen}
         for address in self._chosen.keys() & words.keys():
@@ -386,10 +403,10 @@ class Signals:
         overlaps = _overlaps(starts, widths, np.sort(begins), size)
         if not plain:
             overlaps &= ~(np.isin(starts, begins) & (widths == size))
-        self._words.drop([a for a, gone in zip(near, overlaps.tolist(), strict=True) if gone])
+        self._drop([a for a, gone in zip(near, overlaps.tolist(), strict=True) if gone])
 
     def forget(self, start: int, end: int) -> None:
-        self._words.drop(self._words.near(start, end))
+        self._drop(self._words.near(start, end))
 
 
 def _overlaps(starts: np.ndarray, widths: np.ndarray, begins: np.ndarray, size: int) -> np.ndarray:
@@ -422,6 +439,8 @@ def _published(event: AccessEvent) -> dict[str, Clock]:
 def _reaching(event: AccessEvent, message: Message) -> list[tuple[Clock, Any]]:
     """Return what a message has for the actor of this event, and who published it."""
     actor = event.actor
+    if event.scope == "sys" and all([scope == "sys" for scope, _ in message.published]):  # most
+        return [(clock, who) for (_, who), clock in message.published.items()]
     return [
         (clock, who)
         for (scope, who), clock in message.published.items()

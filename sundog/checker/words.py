@@ -103,7 +103,7 @@ class Word:
             self.seen[stamp[0]] = message.number
             if message.number > self.messages[0].number:
                 self.reads.append((stamp, message.number))
-        if message is self.newest:
+        if message is self.messages[-1]:
             self.stale.pop(actor, None)
         else:
             self.stale[actor] = self.stale.get(actor, 0) + 1
@@ -114,7 +114,7 @@ class Word:
         A poll that finds the message that it found last has only waited longer: another schedule
         shows the same. So it is offered the messages after that one.
         """
-        newest = self.newest
+        newest = self.messages[-1]
         own = max(self.seen.get(actor.zero, -1), self.seen.get(actor.warps, -1))
         if own == newest.number or self.stale.get(actor, 0) >= _MOST_STALE:
             return [newest]
