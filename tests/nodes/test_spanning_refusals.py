@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 import sundog
@@ -151,6 +152,7 @@ def _look_at_meshes(world: Any) -> None:
             world.local_rank,
             world.local_rank + 2,
         ]
+    dist.barrier()  # rank 0 ends last: its process has the store through which others open worlds
 
 
 def test_a_slow_network_is_waited_for_or_named() -> None:
