@@ -73,8 +73,7 @@ class Events:
 def _place(how: AccessEvent) -> _Place:
     volatile = how.verb in VOLATILES
     alike = how.size if how.atomic and how.scope == "sys" and not volatile else 0
-    all_looks, at_known = looks_at(how)
     return _Place((
         how.verb, how.writes, how.atomic, how.tensor, how.sem, how.scope, how.proxy, how.size,
-        how.stack, all_looks, at_known, alike,
+        how.stack, looks_at(how), alike,
     ))  # fmt: skip

@@ -143,8 +143,7 @@ class AccessEvent:
     proxy: bool = False
     size: int = 0  # bytes of an atomic
     stack: tuple[tuple[str, int, str], ...] = ()
-    looks: tuple[Any, ...] = ()  # rules.Look: those that its accesses concern
-    looks_at_known: tuple[Any, ...] = ()  # of these, where it knows of all that conflicts with it
+    looks: Any = None  # rules.Looks: the rules that its accesses concern
     alike: int = 0  # of atomics for the whole system: those of this size are atomic to each other
     latest: Any = None  # shadow.PastAccess: its last access
 

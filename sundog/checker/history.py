@@ -110,8 +110,8 @@ class History:
         """Let the rules look at one access; return what the state of these bytes becomes."""
         state, event = self._states[number], past.event
         if number != CLEAN or event.writes:
-            looks = event.looks_at_known if self._knows(event, state) else event.looks
-            if looks:
+            known, plain = self._knows(event, state), self._states.plain[number]
+            if looks := event.looks[known][plain]:
                 self._meet(Encounter(event, state, self._clocks, span, touch), looks)
         new = after(self._clocks, state, past)
         return number if new is state else self._states.number(new)

@@ -23,6 +23,7 @@ READ_BACK = Rule(
     "Keep the value, store by pointers, or read it after the end of this kernel.",
 )
 RULES = [NO_FENCE, READ_BACK]
+UNUSUAL = True  # see rules.py
 
 
 def look(here: Encounter) -> Iterable[Found]:

@@ -61,6 +61,7 @@ class States:
     def __init__(self) -> None:
         self._states: list[State] = []
         self._numbers: dict[State, int] = {}
+        self.plain: list[bool] = []  # by number: it is written, and not by a descriptor
         assert self.number(State(written=False)) == UNWRITTEN
         assert self.number(State(written=True)) == CLEAN
 
@@ -69,6 +70,7 @@ class States:
         if found is None:
             found = self._numbers[state] = len(self._states)
             self._states.append(state)
+            self.plain.append(state.written and not any([w.event.proxy for w in state.writes]))
         return found
 
     def __getitem__(self, number: int) -> State:

@@ -95,9 +95,7 @@ class Signals:
         self._stale: dict[AccessEvent, dict[int, tuple[Message, Message, bytes, bytes]]] = {}
         # of these, reads of tiles that saw one part of what another tile wrote, by who wrote it
         self.torn: dict[AccessEvent, AccessEvent] = {}
-        self._ordered: dict[
-            Actor, tuple[str, Clock]
-        ] = {}  # what each fence.sc published, and scope
+        self._ordered: dict[Actor, tuple[str, Clock]] = {}  # each fence.sc: scope, and published
 
     def is_stale(self, event: AccessEvent) -> bool:
         """Return whether the event has ever read another value than the newest."""
@@ -262,12 +260,16 @@ class Signals:
         self.torn.pop(event, None)
         if not self._chosen:
             return
-        found = {address: self._words.get(address) for address in self._places}
-        words = {address: word for address, word in found.items() if word is not None}
-        new = {word.newest.event for address, word in words.items() if address not in self._chosen}
-        for address in self._chosen.keys() & words.keys():
-            writer = words[address].newest.event
-            if writer is not None and writer.tensor and writer in new:
+        read, missed = set(), set()
+        for word in (word for _, word in self._each() if word is not None):
+            writer = word.messages[-1].event
+            stale = [address in self._chosen for address in word.addresses]
+            if any(stale):
+                missed.add(writer)
+            if not all(stale):
+                read.add(writer)
+        for writer in read & missed:
+            if writer is not None and writer.tensor:
                 self.torn[event] = writer
 
     def _hear_word(self, event: AccessEvent, word: Word, message: Message) -> None:

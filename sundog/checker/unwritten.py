@@ -10,6 +10,7 @@ from .findings import AccessEvent, Rule
 
 NEVER_WRITTEN = Rule("unwritten", "", "a kernel reads memory that nobody has written")
 RULES = [NEVER_WRITTEN]
+UNUSUAL = True  # see rules.py
 
 
 def watches(event: AccessEvent) -> bool:
