@@ -248,7 +248,8 @@ class Operations(TorchDispatchMode):
             ):
                 self._do(func, args, kwargs, touched, seeded)
             if self._machine.checker is not None:
-                tell(self._machine.checker, stream, touched, at, held)
+                now = accessed(func, args, kwargs, result)  # indices may differ from the last run's
+                tell(self._machine.checker, stream, now, at, held)
             self._machine.host_wrote()
 
         self._recording.add(Operation(f"torch's {self._name}", run))

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from torch import Tensor
 
+import sundog
 from sundog.compat.rank import as_rank
 from sundog.tools.check.schedules import Report, check
 
@@ -93,6 +94,23 @@ def test_rows_that_are_read_by_index(name: str) -> None:
 
     assert not checked(read_or_write, 2).findings
     assert {each.rule for each in checked(read_or_write, 1).findings} == {"no order"}
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_replay_writes_the_rows_that_its_indices_have_then(step: int) -> None:
+    def main(world: sundog.World) -> None:
+        x = world.zeros((ROWS, WIDTH), torch.float32, "x")
+        theirs, at = world.peer(x, 0), torch.tensor([0, 1])
+        ones = torch.ones(2, WIDTH)
+        with world.capture() as graph:
+            theirs.index_put_((at,), ones)
+        at.add_(world.rank * step)
+        world.barrier()
+        graph.replay()
+        world.barrier()
+
+    found = {each.rule for each in check(main, 2, 2).findings}
+    assert found == (set() if step == 2 else {"no order"})
 
 
 COPIES: dict[str, tuple[Callable[[Tensor], Any], bool]] = {  # and whether the host waits
