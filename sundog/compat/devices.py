@@ -56,9 +56,9 @@ class CudaIsHere(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if func is torch.device and not _is_torch():
-            return func(*args, **kwargs)
+            return func(*self._numbered(args), **kwargs)
         if name == "__get__":
-            if func in _KINDS and _is_on_cpu(args[0]):
+            if func in _KINDS and (_is_on_cpu(args[0]) or _DEVICE(args[0]).type != "cpu"):
                 return func(*args, **kwargs)
             if func == _DEVICE and _is_program():
                 return torch.device("cuda", self._rank.world.rank)
@@ -71,7 +71,7 @@ class CudaIsHere(TorchFunctionMode):
             return self._rank.world.rank
         if name == "data_ptr" and _is_program():
             self._rank.hold(args[0])
-        if name in ("cuda", "pin_memory", "to") and _is_on_cpu(args[0]):
+        if name in ("cuda", "to") and _is_on_cpu(args[0]):
             args = (args[0].clone(), *args[1:])
         if name in ("cuda", "pin_memory"):
             return args[0]
@@ -79,11 +79,25 @@ class CudaIsHere(TorchFunctionMode):
             copy = func(args[0].clone(), *args[1:], **kwargs)  # the program expects a copy
             copy.is_on_cpu = True
             return copy
+        if name == "to":
+            args = (args[0], *self._numbered(args[1:]))
+        made_for_cpu = str(kwargs.get("device")) == "cpu" and _is_program()
+        if made_for_cpu and sys._getframe(1).f_code is _WITH_DEVICE:
+            made_for_cpu = False  # `with torch.device("cuda")`, which was told that it is the CPU
         if kwargs:
+            if isinstance(number := kwargs.get("device"), int):
+                kwargs["device"] = torch.device("cuda", number)
             kwargs = {key: self._here(value) for key, value in kwargs.items()}
             if kwargs.get("pin_memory"):
                 del kwargs["pin_memory"]
-        return func(*map(self._here, args), **kwargs)
+        made = func(*map(self._here, args), **kwargs)
+        return _on_cpu(made, args) if made_for_cpu and isinstance(made, torch.Tensor) else made
+
+    def _numbered(self, args: tuple) -> tuple:
+        """Return the arguments with a GPU for its number, which stands first."""
+        if args and type(args[0]) is int:
+            return (torch.device("cuda", args[0]), *args[1:])
+        return args
 
     def _here(self, value: Any) -> Any:
         """Return the CPU for a CUDA device, and anything else unchanged."""
@@ -96,8 +110,15 @@ class CudaIsHere(TorchFunctionMode):
 
 
 def _is_on_cpu(tensor: Any) -> bool:
-    """Return whether the program made this by x.cpu(). What it computes from it does not count."""
+    """Return whether the program made this on the CPU. What it computes from it does not count."""
     return "is_on_cpu" in getattr(tensor, "__dict__", ())
+
+
+def _on_cpu(made: torch.Tensor, args: tuple) -> Any:
+    """Return a tensor that the program made on the CPU; one of its arguments is copied."""
+    result: Any = made.clone() if any(made is each for each in args) else made
+    result.is_on_cpu = True
+    return result
 
 
 def check_device(rank: Any, device: torch.device | str | int) -> None:
@@ -111,8 +132,10 @@ def check_device(rank: Any, device: torch.device | str | int) -> None:
 
 
 def _moves_to_cpu(name: str, args: tuple, kwargs: dict) -> bool:
-    given = map(str, (*args[1:], *kwargs.values()))
-    return name == "cpu" or (name == "to" and "cpu" in given)
+    if name != "to":
+        return name == "cpu"
+    given = (*args[1:], *kwargs.values())
+    return any(_is_on_cpu(v) if isinstance(v, torch.Tensor) else str(v) == "cpu" for v in given)
 
 
 def answered_with(ours: Any, original: Any) -> Any:

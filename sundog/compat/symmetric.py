@@ -228,13 +228,14 @@ class SymmetricHandle:
     def get_buffer(
         self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0
     ) -> torch.Tensor:
-        return self._view(self._tensors[rank], sizes, dtype, storage_offset)
+        return self._view(self._tensors[self._peer(rank)], sizes, dtype, storage_offset)
 
     def get_remote_tensor(
         self, peer: int, sizes: Sequence[int], dtype: torch.dtype
     ) -> torch.Tensor:
         itemsize = torch.empty(0, dtype=dtype, device="cpu").element_size()
-        return self._view(self._tensors[peer], sizes, dtype, self.offset // itemsize)
+        whole = self._tensors[self._peer(peer)]
+        return self._view(whole, sizes, dtype, self.offset // itemsize)
 
     def get_signal_pad(
         self, rank: int, sizes: Sequence[int] = (), dtype: torch.dtype | None = None,
@@ -243,7 +244,7 @@ class SymmetricHandle:
         kind = dtype or torch.uint32
         itemsize = torch.empty(0, dtype=kind, device="cpu").element_size()
         shape = tuple(sizes) or (self.signal_pad_size // itemsize - storage_offset,)
-        return self._view(self._pads[rank], shape, kind, storage_offset)
+        return self._view(self._pads[self._peer(rank)], shape, kind, storage_offset)
 
     def _view(
         self, whole: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype, offset: int
@@ -261,15 +262,32 @@ class SymmetricHandle:
 
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
         """Order the ranks by a kernel on the current stream."""
+        self._word(channel, self.rank)
         kernels.barrier[(1,)](self.signal_pad_ptrs_dev, self.rank, channel, self.world_size)
 
     def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
-        word = channel * self.world_size + self.rank
-        kernels.send[(1,)](self.signal_pad_ptrs_dev, dst_rank, word)
+        word = self._word(channel, self.rank)
+        kernels.send[(1,)](self.signal_pad_ptrs_dev, self._peer(dst_rank), word)
 
     def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
-        word = channel * self.world_size + src_rank
+        word = self._word(channel, self._peer(src_rank))
         kernels.wait[(1,)](self.signal_pad_ptrs_dev, self.rank, word)
+
+    def _peer(self, rank: int) -> int:
+        if not 0 <= rank < self.world_size:
+            last = self.world_size - 1
+            raise ValueError(f"rank {rank}: the group of this handle has ranks 0 to {last}")
+        return rank
+
+    def _word(self, channel: int, sender: int) -> int:
+        """Return which word of a signal pad a sender signals on."""
+        channels = self.signal_pad_size // 4 // self.world_size
+        if not 0 <= channel < channels:
+            raise ValueError(
+                f"channel {channel}: a signal pad of {self.signal_pad_size} bytes has channels "
+                f"0 to {channels - 1} for {self.world_size} ranks; set_signal_pad_size gives more"
+            )
+        return channel * self.world_size + sender
 
     def stream_write_value32(self, tensor: Any, offset: int = 0, val: int = 0) -> None:
         """Write a word in stream order. torch 2.5 passes (address, value)."""

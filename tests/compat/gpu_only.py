@@ -141,6 +141,10 @@ def a_gpu_too_many() -> None:
     torch.ones(3, device="cuda:2")
 
 
+def a_gpu_too_many_by_number() -> None:
+    torch.ones(3).to(2)
+
+
 def a_gpu_too_many_for_this_rank() -> None:
     torch.cuda.set_device(17)
 
@@ -164,6 +168,13 @@ def devices() -> None:
     assert copy.to(device).is_cuda
     assert copy.cuda().is_cuda
     assert not copy.is_cuda
+    assert torch.device(rank) == device
+    assert torch.ones(3, device=rank).to(rank).is_cuda
+    assert torch.ones(3, device="cpu").device.type == x.to(torch.ones(1, device="cpu")).device.type
+    assert torch.ones(3, device="cpu").pin_memory().is_cpu
+    assert not torch.as_tensor(x, device="cpu").is_cuda
+    assert x.is_cuda
+    assert torch.ones(3, device="meta").device.type == "meta"
     with device:
         assert torch.ones(3).device == device
     torch.set_default_device(device)

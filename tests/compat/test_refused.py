@@ -27,6 +27,7 @@ REFUSED = {
     "store": "a store of torch.distributed is not simulated: exchange values by all_gather_object",
     "file_store": "a store of torch.distributed is not simulated: exchange values by all_gather",
     "a_gpu_too_many": "device cuda:2: this world has 2 ranks, each with one GPU, cuda:0 to cuda:1",
+    "a_gpu_too_many_by_number": "device cuda:2: this world has 2 ranks, each with one GPU, cuda:0",
     "a_gpu_too_many_for_this_rank": "device cuda:17: this world has 2 ranks",
     "allocator": "torch.cuda.caching_allocator_alloc is not simulated: run this program on a GPU",
     "shared_with_a_process": "reduce_tensor: memory is not shared between processes by CUDA here",

@@ -303,3 +303,27 @@ def test_what_has_no_meaning_is_said() -> None:
 
     with pytest.raises(ValueError, match="this world is on cuda:1: use backend 'sim' or 'shm'"):
         as_rank(other_size)(SimpleNamespace(device=torch.device("cuda", 1)))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda handle: handle.get_buffer(2, (1,), torch.float32), "rank 2: the group of this han"),
+        (
+            lambda handle: handle.put_signal(-1),
+            "rank -1: the group of this handle has ranks 0 to 1",
+        ),
+        (lambda handle: handle.wait_signal(0, channel=-1), "channel -1: a signal pad of"),
+        (lambda handle: handle.barrier(channel=10**6), "has channels 0 to"),
+    ],
+)
+def test_ranks_and_channels_that_are_not_there(call: Any, said: str) -> None:
+    def main() -> None:
+        dist.init_process_group("nccl")
+        assert dist.group.WORLD is not None
+        x = symm_mem.empty(4, dtype=torch.float32, device=torch.device("cuda"))
+        with pytest.raises(ValueError, match=said):
+            call(symm_mem.rendezvous(x, dist.group.WORLD))
+
+    report = check(as_rank(main), 2, schedules=1)
+    assert not report.findings, report
