@@ -57,13 +57,13 @@ def send_unequal(
     out_splits: Sequence[int] | None, options: CallOptions,
 ) -> Any:  # fmt: skip
     """Send part i of x to rank i. A rank knows only its own splits."""
-    in_splits, out_splits = check_pair(world, in_splits, out_splits)
+    in_splits, out_splits = check_pair(world.size, in_splits, out_splits)
     rows, row = (x.shape[0], math.prod(x.shape[1:])) if x.dim() else (1, 1)
-    check_sums(world, "in_splits", in_splits, rows, "x")
+    check_sums("in_splits", in_splits, rows, "x")
     num_out = sum(out_splits)
     if out is None:
         out = torch.empty((num_out, *x.shape[1:]), dtype=x.dtype, device=x.device)
-    check_sums(world, "out_splits", out_splits, out.shape[0] if out.dim() else 1, "out")
+    check_sums("out_splits", out_splits, out.shape[0] if out.dim() else 1, "out")
     check_out("all_to_all", x, out, num_out * row)
     told = messages(in_splits, out_splits, row * x.itemsize)
     result = out
@@ -116,7 +116,7 @@ def _compare_splits(everyone: list[Any]) -> None:
 
 
 def check_splits(world: World, splits: Sequence[int], rows: int) -> list[int]:
-    counts = check_counts(world, "all_gather: splits", splits)
+    counts = check_counts(world.size, "all_gather: splits", splits)
     if counts[world.rank] != rows:
         raise ValueError(
             f"all_gather: x has {rows} rows, but splits {counts} says {counts[world.rank]} for "
@@ -136,32 +136,32 @@ def _compare_sent(everyone: list[Any]) -> None:
                 )
 
 
-def check_counts(world: World, name: str, splits: Any, kind: str = " from 0 on") -> list[int]:
+def check_counts(size: int, name: str, splits: Any, kind: str = " from 0 on") -> list[int]:
     """Return a number per rank; raise ValueError if these are none. Dynamo traces this too.
 
     Numbers of numpy would overflow when they are multiplied. Dynamo may not know a number's sign.
     """
-    is_list = isinstance(splits, Sequence) and len(splits) == world.size
+    is_list = isinstance(splits, Sequence) and len(splits) == size
     try:
         counts = [n if isinstance(n, int) else operator.index(n) for n in splits] if is_list else []
     except TypeError:
         counts = []
     if not counts or not (is_tracing() or all(n >= 0 for n in counts)):
-        raise ValueError(f"{name} {splits!r} must be {world.size} numbers{kind}")
+        raise ValueError(f"{name} {splits!r} must be {size} numbers{kind}")
     return counts
 
 
-def check_pair(world: World, in_splits: Any, out_splits: Any) -> tuple[list[int], list[int]]:
+def check_pair(size: int, in_splits: Any, out_splits: Any) -> tuple[list[int], list[int]]:
     """Check both splits of all_to_all, and return them."""
     if in_splits is None or out_splits is None:
         raise ValueError("all_to_all: give in_splits and out_splits, or neither")
     return (
-        check_counts(world, "all_to_all: in_splits", in_splits, ", 0 or more"),
-        check_counts(world, "all_to_all: out_splits", out_splits, ", 0 or more"),
+        check_counts(size, "all_to_all: in_splits", in_splits, ", 0 or more"),
+        check_counts(size, "all_to_all: out_splits", out_splits, ", 0 or more"),
     )
 
 
-def check_sums(world: World, name: str, splits: Sequence[int], rows: int, tensor: str) -> None:
+def check_sums(name: str, splits: Sequence[int], rows: int, tensor: str) -> None:
     if sum(splits) != rows:
         raise ValueError(
             f"all_to_all: {name} {list(splits)} add up to {sum(splits)}, but {tensor} has {rows} "

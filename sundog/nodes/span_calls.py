@@ -6,26 +6,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from ..collectives import _reduce
+from ..collectives import _given, _reduce
 from ..collectives._reduce import accumulated
+from ..collectives._unequal import check_pair, check_sums
 from ..errors import RankMismatch
-from ..fused._call import check_matrices
+from ..fused._call import by_rows, check_matrices, check_tensors
 from ..ops.dispatch import (
     ASYNC_STREAM,
     CallOptions,
     check_contiguous,
     check_out,
+    is_same,
     on_stream,
     packed,
 )
-from ..ops.op import check_grad
 from . import hierarchical
 from .pipeline import Levels, NodesConfig, SpanProblem, chosen
 
@@ -36,24 +37,21 @@ Algorithm = Callable[..., None]
 
 
 def all_reduce(
-    world: SpanningWorld, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
+    world: SpanningWorld, x: torch.Tensor, op: Any = "sum", out: torch.Tensor | None = None, *,
     algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
     explain: bool = False,
 ) -> Any:  # fmt: skip
     """Reduce as World.all_reduce does, over all machines."""
-    x = _checked("all_reduce", world, x, out, explain)
-    _reduce.check("all_reduce", op, x.dtype)
-    if out is None:
-        out = torch.empty_like(x)
-    if out.data_ptr() != x.data_ptr() or out.numel() != x.numel():
-        check_out("all_reduce", x, out, x.numel())
     options = CallOptions(algo, config, async_op, explain)
-    known = {"hierarchical": hierarchical.all_reduce, "chain": hierarchical.all_reduce_chain}
-    return _call(world, "all_reduce", known, options, x, out, (op,))
+    if _reduce.is_unusual(x, op):
+        op = _given.name_of(op)
+        if _given.has_views(x, op):
+            return _given.by_views(all_reduce, world, x, out, op=op, **options._asdict())
+    return _reduced("all_reduce", world, x, op, out, options)
 
 
 def reduce(
-    world: SpanningWorld, x: torch.Tensor, dst: int, op: str = "sum",
+    world: SpanningWorld, x: torch.Tensor, dst: int, op: Any = "sum",
     out: torch.Tensor | None = None, *,
     algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
     explain: bool = False,
@@ -61,18 +59,42 @@ def reduce(
     """Do as World.reduce: an all_reduce whose result rank `dst` keeps; the others get None."""
     dst = world._check_rank(dst)
     target = out if world.rank == dst else None
-    result = all_reduce(
-        world, x, op, target, algo=algo, config=config, async_op=async_op, explain=explain
-    )
+    options = CallOptions(algo, config, async_op, explain)
+    if _reduce.is_unusual(x, op):
+        op = _given.name_of(op)
+        if _given.has_views(x, op):
+            more = options._asdict()
+            return _given.by_views(reduce, world, x, target, dst=dst, op=op, **more)
+    result = _reduced("reduce", world, x, op, target, options, ("reduce to rank", dst))
     return result if async_op or world.rank == dst else None
 
 
+def _reduced(
+    name: str, world: SpanningWorld, x: torch.Tensor, op: str, out: torch.Tensor | None,
+    options: CallOptions, what: tuple = (),
+) -> Any:  # fmt: skip
+    """Check and reduce; every rank gets the result. `what`: more that ranks must agree on."""
+    x = _checked(name, world, x, out, options.explain)
+    _reduce.check(name, op, x.dtype)
+    if out is None:
+        out = torch.empty_like(x)
+    if not is_same(x, out):
+        check_out(name, x, out, x.numel())
+    known = {"hierarchical": hierarchical.all_reduce, "chain": hierarchical.all_reduce_chain}
+    return _call(world, "all_reduce", known, options, x, out, (op,), what)
+
+
 def reduce_scatter(
-    world: SpanningWorld, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
+    world: SpanningWorld, x: torch.Tensor, op: Any = "sum", out: torch.Tensor | None = None, *,
     algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
     explain: bool = False,
 ) -> Any:  # fmt: skip
     """Reduce as World.reduce_scatter does, over all machines."""
+    options = CallOptions(algo, config, async_op, explain)
+    if _reduce.is_unusual(x, op):
+        op = _given.name_of(op)
+        if _given.has_views(x, op) and x.dim():
+            return _given.by_views(reduce_scatter, world, x, out, op=op, **options._asdict())
     x = _checked("reduce_scatter", world, x, out, explain)
     _reduce.check("reduce_scatter", op, x.dtype)
     length = x.shape[0] if out is None and x.dim() else x.numel()
@@ -80,7 +102,6 @@ def reduce_scatter(
     if out is None:
         out = x.new_empty((length // world.size, *x.shape[1:]))
     check_out("reduce_scatter", x, out, x.numel() // world.size)
-    options = CallOptions(algo, config, async_op, explain)
     known = {
         "hierarchical": hierarchical.reduce_scatter,
         "chain": hierarchical.reduce_scatter_chain,
@@ -118,7 +139,7 @@ def broadcast(
     x = _checked("broadcast", world, x, out, explain)
     if out is None:
         out = torch.empty_like(x)
-    if out is not x:
+    if not is_same(x, out):
         check_out("broadcast", x, out, x.numel())
     options = CallOptions(algo, config, async_op, explain)
     return _call(
@@ -148,19 +169,13 @@ def _all_to_all_uneven(
     world: SpanningWorld, x: torch.Tensor, out: torch.Tensor | None,
     in_splits: Sequence[int] | None, out_splits: Sequence[int] | None, options: CallOptions,
 ) -> Any:  # fmt: skip
-    if in_splits is None or out_splits is None:
-        raise ValueError("all_to_all: give in_splits and out_splits, or neither")
-    for name, splits in (("in_splits", in_splits), ("out_splits", out_splits)):
-        if len(splits) != world.size or any(n < 0 for n in splits):
-            raise ValueError(
-                f"all_to_all: {name} {list(splits)} must be {world.size} numbers, 0 or more"
-            )
+    in_splits, out_splits = check_pair(world.size, in_splits, out_splits)
     rows, row = (x.shape[0], x.numel() // max(x.shape[0], 1)) if x.dim() else (1, 1)
-    if sum(in_splits) != rows:
-        raise ValueError(f"all_to_all: in_splits add up to {sum(in_splits)}, but x has {rows} rows")
+    check_sums("in_splits", in_splits, rows, "x")
     target = x.new_empty((sum(out_splits), *x.shape[1:])) if out is None else out
     check_out("all_to_all", x, target, sum(out_splits) * row)
-    matrix = _matrix(world, list(in_splits), list(out_splits), row)
+    _check_options(world, "all_to_all", ("hierarchical",), options)
+    matrix = _matrix(world, in_splits, out_splits, row)
 
     def run() -> torch.Tensor:
         with world._naming("all_to_all"):
@@ -193,14 +208,18 @@ def all_gather_matmul(
     algo: str = "auto", config: NodesConfig | None = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Multiply as World.all_gather_matmul does: this machine's part while the rest comes."""
-    op = "all_gather_matmul"
-    product = _product(op, a, b, bias, activation, out_dtype, shard)
+    op, options = "all_gather_matmul", CallOptions(algo, config, False, explain)
     if shard not in ("k", "m"):
         raise ValueError(f"{op}: shard {shard!r}: expected 'k' or 'm'")
-    rows, k = a.shape
-    rows, k = (rows, k * world.size) if shard == "k" else (rows * world.size, k)
-    options = CallOptions(algo, config, False, explain)
-    return product.call(world, op, product.run, (rows, k), out, options)
+
+    def run(rows: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
+        product = Product(rows, b, bias, activation, out_dtype or rows.dtype, shard)
+        m, k = rows.shape
+        shape = (m, k * world.size) if shard == "k" else (m * world.size, k)
+        return product.call(world, op, product.run, shape, room, options)
+
+    times = world.size if shard == "m" else 1
+    return _rows(world, op, (a, b, bias, out), explain, run, times)
 
 
 def matmul_reduce_scatter(
@@ -213,12 +232,15 @@ def matmul_reduce_scatter(
 
     While the network has those, this machine's own are multiplied.
     """
-    op = "matmul_reduce_scatter"
-    product = _product(op, a, b, bias, activation, out_dtype)
-    _check_divides(world, op, a, a.shape[0])
-    shape = a.shape[0] // world.size, a.shape[1]
-    options = CallOptions(algo, config, False, explain)
-    return product.call(world, op, product.run_scattered, shape, out, options)
+    op, options = "matmul_reduce_scatter", CallOptions(algo, config, False, explain)
+
+    def run(rows: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
+        product = Product(rows, b, bias, activation, out_dtype or rows.dtype)
+        _check_divides(world, op, rows, rows.shape[0], "a")
+        shape = rows.shape[0] // world.size, rows.shape[1]
+        return product.call(world, op, product.run_scattered, shape, room, options)
+
+    return _rows(world, op, (a, b, bias, out), explain, run, 1, world.size)
 
 
 def matmul_all_reduce(
@@ -228,10 +250,13 @@ def matmul_all_reduce(
     algo: str = "auto", config: NodesConfig | None = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Multiply and add as World.matmul_all_reduce does: a matmul_reduce_scatter and a gather."""
-    op = "matmul_all_reduce"
-    product = _product(op, a, b, bias, activation, out_dtype)
-    options = CallOptions(algo, config, False, explain)
-    return product.call(world, op, product.run_reduced, tuple(a.shape), out, options)
+    op, options = "matmul_all_reduce", CallOptions(algo, config, False, explain)
+
+    def run(rows: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
+        product = Product(rows, b, bias, activation, out_dtype or rows.dtype)
+        return product.call(world, op, product.run_reduced, tuple(rows.shape), room, options)
+
+    return _rows(world, op, (a, b, bias, out), explain, run)
 
 
 # one call
@@ -250,13 +275,8 @@ def _call(
     x: torch.Tensor, out: torch.Tensor, arguments: tuple = (), what: tuple = (),
 ) -> Any:  # fmt: skip
     """Choose, agree once, run. `arguments`: of the algorithm, between x and out."""
-    world.local._check_open()
+    algo = _check_options(world, op, known, options)
     world._refuse_in_capture(op, may_order=True)
-    algo = "hierarchical" if options.algo == "auto" else options.algo
-    if algo not in known:
-        raise ValueError(f"{op}: algo {algo!r} is not known; there are: auto, {', '.join(known)}")
-    if not isinstance(options.config, NodesConfig | None):
-        raise ValueError(f"{op}: config {options.config!r} is not a {NodesConfig.__name__}")
     problem = SpanProblem(op, x.numel() * x.element_size(), *world._levels.shape)
     config, why = chosen(problem, world.local, options.config)
     if options.explain and world.rank == 0:
@@ -272,23 +292,42 @@ def _call(
     return on_stream(world.local, ASYNC_STREAM, run, x) if options.async_op else run()
 
 
-def _check_divides(world: SpanningWorld, op: str, x: torch.Tensor, length: int) -> None:
+def _check_options(
+    world: SpanningWorld, op: str, known: Collection[str], options: CallOptions
+) -> str:
+    """Return the algorithm that runs; raise ValueError for options that none takes."""
+    world.local._check_open()
+    algo = "hierarchical" if options.algo == "auto" else options.algo
+    if algo not in known:
+        raise ValueError(f"{op}: algo {algo!r} is not known; there are: auto, {', '.join(known)}")
+    if not isinstance(options.config, NodesConfig | None):
+        raise ValueError(f"{op}: config {options.config!r} is not a {NodesConfig.__name__}")
+    return algo
+
+
+def _check_divides(
+    world: SpanningWorld, op: str, x: torch.Tensor, length: int, name: str = "x"
+) -> None:
     if length % world.size:
         raise ValueError(
-            f"{op}: x of shape {tuple(x.shape)} does not split into {world.size} equal parts; pad "
-            f"it to {-(-length // world.size) * world.size}"
+            f"{op}: {name} of shape {tuple(x.shape)} does not split into {world.size} equal parts; "
+            f"pad it to {-(-length // world.size) * world.size}"
         )
 
 
-def _product(
-    op: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
-    out_dtype: torch.dtype | None, shard: str = "",
-) -> Product:  # fmt: skip
-    for name, tensor in (("a", a), ("b", b), ("bias", bias)):
-        check_grad(op, tensor, name=name)
-    if a.dim() != 2:
+def _rows(
+    world: SpanningWorld, op: str, tensors: tuple, explain: bool,
+    run: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor], times: int = 1,
+    slices: int = 1,
+) -> torch.Tensor:  # fmt: skip
+    """Check a, b, bias and out, and run a product on a of [..., k] as rows, as World's ops do."""
+    a, b, bias, out = tensors
+    check_tensors(world.local, op, a=a, b=b, bias=bias, out=out)
+    if a.dim() < 2:
         raise ValueError(f"{op}: a of shape {tuple(a.shape)}: expected two dimensions")
-    return Product(a, b, bias, activation, out_dtype or a.dtype, shard)
+    if a.dim() == 2:
+        return run(a, out)
+    return by_rows(world.local, op, a, out, explain and world.rank == 0, run, times, slices)
 
 
 @dataclass(frozen=True)

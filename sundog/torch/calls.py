@@ -92,7 +92,7 @@ def all_gather(
     _check_call("all_gather", world, config, async_op, explain, out, x)
     parts = None
     if splits is not None:
-        parts = check_counts(world, "all_gather: splits", splits)
+        parts = check_counts(world.size, "all_gather: splits", splits)
     return _into(out, ops.all_gather.default(x, parts, algo, world.name))
 
 
@@ -111,7 +111,7 @@ def all_to_all(
 ) -> torch.Tensor:  # fmt: skip
     _check_call("all_to_all", world, config, async_op, explain, out, x)
     if in_splits is not None or out_splits is not None:
-        in_splits, out_splits = check_pair(world, in_splits, out_splits)
+        in_splits, out_splits = check_pair(world.size, in_splits, out_splits)
     return _into(out, ops.all_to_all.default(x, in_splits, out_splits, algo, world.name))
 
 

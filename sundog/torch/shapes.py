@@ -105,7 +105,7 @@ def exchanged(
 ) -> Tensor:
     if in_splits is not None and all(isinstance(n, int) for n in in_splits):
         rows = x.shape[0] if x.dim() else 1
-        check_sums(find_world(world), "in_splits", list(in_splits), rows, "x")
+        check_sums("in_splits", list(in_splits), rows, "x")
     return x.new_empty((x.shape[0] if out_splits is None else sum(out_splits), *x.shape[1:]))
 
 

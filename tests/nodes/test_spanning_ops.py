@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -156,3 +157,33 @@ def test_the_network_carries_no_byte_twice() -> None:
         if nbytes == _MUCH:  # of little, most is headers
             # What barriers send was taken off, and differs by some hundred bytes.
             assert 0.99 * least <= ours <= 1.1 * least, (op, ours, least)
+
+
+def test_calls_take_what_those_of_one_machine_take() -> None:
+    with Cluster(2, 2, timeout=60) as cluster:
+        cluster.start(_arguments)
+        results = cluster.results(limit=90)
+    assert results == {rank: "taken" for rank in range(4)}
+
+
+def _arguments(world: Any) -> str:
+    """Values of ReduceOp, complex numbers, views, numbers of numpy, more than two dimensions."""
+    size, rank, x = world.size, world.rank, torch.arange(8.0)
+    for op, factor in ((dist.ReduceOp.SUM, size), (dist.ReduceOp.AVG, 1)):
+        for given in (x, torch.complex(x, x + 1)):
+            total = given * factor
+            assert torch.equal(world.all_reduce(given, op), total)
+            assert torch.equal(world.reduce_scatter(given, op), total.chunk(size)[rank])
+            kept = world.reduce(given, np.int64(1), op, out="none" if rank != 1 else None)
+            assert kept is None if rank != 1 else torch.equal(kept, total)
+    assert world.all_reduce(torch.tensor(1j)).item() == 4j
+    mine = torch.full((2, 3), float(rank))
+    assert (world.broadcast(mine, torch.tensor(2), mine.view(6)) == 2).all()
+    splits = [np.int8(2)] * size
+    assert torch.equal(world.all_to_all(x, None, splits, splits), x.chunk(size)[rank].repeat(size))
+    a, b = torch.ones(4, 3, 2), torch.ones(2, 5)
+    assert world.all_gather_matmul(a, torch.ones(8, 5)).shape == (4, 3, 5)
+    assert world.all_gather_matmul(a, b, shard="m").shape == (16, 3, 5)
+    assert torch.equal(world.matmul_reduce_scatter(a, b), torch.full((1, 3, 5), 8.0))
+    assert torch.equal(world.matmul_all_reduce(a, b), torch.full((4, 3, 5), 8.0))
+    return "taken"

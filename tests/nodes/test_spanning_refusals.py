@@ -49,6 +49,9 @@ def _refusals(world: Any) -> str:
         world.gather(x)
     with pytest.raises(RankMismatch, match=r"(?s)different arguments.*rank 3: all_gather, 11"):
         world.all_gather(torch.zeros(10 + (world.rank == 3)))
+    with pytest.raises(RankMismatch, match=r"(?s)different arguments.*reduce to rank, 1"):
+        world.reduce(x, int(world.rank == 3))
+    _look_at_arguments(world)
     _look_at_products(world)
     _look_at_gradients(world)
     _look_at_meshes(world)
@@ -67,6 +70,28 @@ def _capture_as_with_nccl(world: Any, x: torch.Tensor) -> None:
     with pytest.raises(CaptureError, match="collective on the host"), world.capture():
         world.barrier()
     between.is_ordered = False
+
+
+def _look_at_arguments(world: Any) -> None:
+    x, one = torch.zeros(8), [1] * 4
+    with pytest.raises(ValueError, match=r"out has 8 elements of torch.int32, expected 8 of torch"):
+        world.all_reduce(x, out=x.view(torch.int32))
+    with pytest.raises(ValueError, match="in_splits 1 must be 4 numbers"):
+        world.all_to_all(x, None, 1, one)
+    with pytest.raises(ValueError, match=r"in_splits .* add up to 4, but x has 8 rows"):
+        world.all_to_all(x, None, one, one)
+    for wrong in ({"algo": "nope"}, {"config": 3}):
+        with pytest.raises(ValueError, match=r"algo 'nope' is not known|config 3 is not"):
+            world.all_to_all(x[:4], None, one, one, **wrong)
+    with pytest.raises(ValueError, match=r"reduce: no reduction of torch.complex64 by max"):
+        world.reduce(x.to(torch.complex64), 0, "max")
+    for op in (world.all_gather_matmul, world.matmul_reduce_scatter, world.matmul_all_reduce):
+        with pytest.raises(ValueError, match=f"{op.__name__}: b is a NoneType, expected a tensor"):
+            op(torch.ones(4, 4), None)
+        with pytest.raises(ValueError, match="a is on the meta device"):
+            op(torch.ones(4, 4, device="meta"), torch.ones(4, 4))
+        with pytest.raises(ValueError, match=r"a of shape \(4,\): expected two dimensions"):
+            op(torch.ones(4), torch.ones(4, 4))
 
 
 def _look_at_products(world: Any) -> None:
