@@ -11,6 +11,7 @@ message takes. No rank touches a peer's tensors, which may be anywhere.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,12 +75,9 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 
 def space(problem: Problem) -> list[Config]:
-    return [
-        Config(programs, poll, pieces)
-        for programs in _rms_norm.PROGRAMS
-        for poll in _words.POLLS
-        for pieces in _PIECES
-    ]
+    tried = itertools.product(_rms_norm.PROGRAMS, _words.POLLS, _PIECES)
+    configs = (Config(*each) for each in tried)
+    return [config for config in configs if valid(problem, config) is None]
 
 
 def default(problem: Problem, num_sms: int) -> Config:

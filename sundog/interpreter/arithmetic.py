@@ -1,11 +1,11 @@
-"""Compute: the arithmetic of the interpreter's instruction set, reductions and scans.
+"""The arithmetic of the interpreter's instruction set, with reductions and scans.
 
-The base class is Triton's. What is overridden here it gets wrong in at least one of the versions
-that we support (bfloat16 and float8, NaN, bool, unsigned all-ones, one rounding in fma), or takes
-long for. Its reductions call the combine function once per element; here that function gets tiles.
-A reduction combines one half with the other in each of log2(n) steps, a scan doubles its reach. A
-scan keeps the order of the elements; a reduction does not, as on a GPU (seen on an H200), so that a
-combine function which is not commutative is found out.
+The base class is Triton's. What is overridden here is wrong there in at least one supported version
+(bfloat16 and float8, NaN, bool, unsigned all-ones, one rounding in fma), or slow. Its reductions
+call the combine function once per element; here that function gets tiles. A reduction combines one
+half with the other in each of log2(n) steps, and a scan doubles its reach. A scan keeps the order
+of the elements. A reduction does not, as on a GPU (seen on an H200), so that a combine function
+that is not commutative shows.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Arithmetic(InterpreterBuilder):
         if sign is not None:
             self.machine.program.compared_with(sign, b)
             return Value(op(a, b), tl.int1)
-        if a.dtype == np.bool_:  # a 1-bit integer, which numpy has not
+        if a.dtype == np.bool_:  # a 1-bit integer, which numpy lacks
             return Value((op(a.astype(np.uint8), b.astype(np.uint8)) & 1).astype(bool), dtype)
         return _result(op(a, b), dtype)
 
@@ -114,7 +114,7 @@ class Arithmetic(InterpreterBuilder):
         data = lhs.data
         bits = 8 * data.itemsize
         unsigned = np.dtype(f"u{data.itemsize}")
-        wide = np.uint64 if bits < 64 else object  # Python's integers have no end
+        wide = np.uint64 if bits < 64 else object  # Python's integers are unbounded
         product = data.view(unsigned).astype(wide) * rhs.data.view(unsigned).astype(wide)
         return Value((product >> bits).astype(unsigned).view(data.dtype), lhs.dtype.scalar)
 
@@ -178,7 +178,7 @@ class Arithmetic(InterpreterBuilder):
     # tiles
 
     def create_dot(self, a: Value, b: Value, d: Value, *precision: Any) -> Value:
-        """Sum exact products in float32 or wider; round to the accumulator's type once."""
+        """Sum exact products in float32 or wider, and round once, to the accumulator's type."""
         if self.machine.accesses.product(a.data.shape, b.data.shape, a.dtype.primitive_bitwidth):
             return d
         dtype = d.dtype.scalar
@@ -202,7 +202,7 @@ class Arithmetic(InterpreterBuilder):
         return Value(ptr.data + offset.data.astype(np.uint64) * np.uint64(size), ptr.dtype)
 
     def create_histogram(self, data: Value, bins: int, mask: Value | None) -> Value:
-        """Count all but what is masked off or outside of [0, bins)."""
+        """Count the values inside [0, bins) that are not masked off."""
         chosen = (data.data >= 0) & (data.data < bins)
         if mask is not None:
             chosen = chosen & mask.data
@@ -211,7 +211,7 @@ class Arithmetic(InterpreterBuilder):
 
 
 def _result(numbers: np.ndarray, dtype: tl.dtype) -> Value:
-    """Make numbers values of a type: bits where it is kept as bits, never wider than the type."""
+    """Make numbers values of a type, as bits if it is kept as bits, never wider than the type."""
     if is_raw(dtype):
         return Value(narrow(numbers, dtype), dtype)
     kind = np_dtype(dtype)
@@ -222,7 +222,7 @@ Arrays = list[np.ndarray]
 
 
 def reduce(input: Any, axis: Any, combine_fn: JITFunction, keep_dims: Any = False, **_: Any) -> Any:
-    """Do as `tl.reduce`: one value, or a tuple of values that are reduced together."""
+    """Do as `tl.reduce`, for one value or a tuple of values that are reduced together."""
     tiles = _tiles(input)
     dtypes = [each.dtype for each in tiles]
     shape = tiles[0].handle.data.shape
@@ -255,7 +255,7 @@ def scan(input: Any, axis: Any, combine_fn: JITFunction, reverse: Any = False, *
 
 
 def map_elementwise(scalar_fn: JITFunction, *args: Any, pack: Any = 1, **_: Any) -> Any:
-    """Do as `tl.map_elementwise`: call the function for each element, which may branch on it."""
+    """Do as `tl.map_elementwise`: call the function for each element, on which it may branch."""
     if tl.core._unwrap_if_constexpr(pack) != 1:
         raise CannotInterpret(f"tl.map_elementwise with pack={pack} is not simulated; leave it out")
     arrays = np.broadcast_arrays(*(each.handle.data for each in args))
@@ -288,7 +288,8 @@ def _scan(arrays: Arrays, axis: int, combine: JITFunction, dtypes: list[tl.dtype
         return [ufunc.accumulate(arrays[0], axis=axis, dtype=arrays[0].dtype)]
     reach = 1
     while reach < arrays[0].shape[axis]:
-        # Combined in full, as a tile's size is a power of two; the first `reach` are done already.
+        # Combined in full, since a tile's size is a power of two; the first `reach` are already
+        # done.
         before = [np.roll(data, reach, axis) for data in arrays]
         combined = _combined(combine, before, arrays, dtypes)
         for data, done in zip(combined, arrays, strict=True):
@@ -316,7 +317,7 @@ def _data(result: Any, dtype: tl.dtype) -> np.ndarray:
 
 
 def _ufunc(combine: JITFunction, dtypes: list[tl.dtype], known: dict[str, Any]) -> np.ufunc | None:
-    """Return numpy's version of a combine function of the standard library, if it is one."""
+    """Return numpy's version of a combine function of Triton's standard library, or None."""
     dtype = dtypes[0]
     if len(dtypes) > 1 or is_raw(dtype) or dtype == tl.int1:
         return None

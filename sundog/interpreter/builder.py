@@ -1,7 +1,7 @@
 """The interpreter's instruction set: every load, store and atomic of a kernel comes through here.
 
-The builder computes; the machine (`builder.machine`, set while programs run) decides when the
-program goes on and what it may touch. Arithmetic is in the base class.
+The builder computes. The machine (`builder.machine`, set while programs run) decides when the
+program continues and what it may touch. Arithmetic is in the base class.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Atomics(Arithmetic):
         proxy: bool = False,
         tile: bool | None = None,
     ) -> Value:
-        # The native atomics, unlike its loads and stores, take every array to be contiguous.
+        # The native atomics, unlike its loads and stores, assume that every array is contiguous.
         chosen = np.ascontiguousarray(full_mask(array_of(mask), ptr.data))
         ptr = Value(np.ascontiguousarray(ptr.data), ptr.dtype)
         dtype = value.dtype.scalar
@@ -61,7 +61,7 @@ class Atomics(Arithmetic):
         else:
             rmw = self.ir_rmw_op_to_interpreter_rmw_op[op]
             native_sem = self.ir_sem_to_interpreter_sem[sem]
-            # The native exchange knows only integers, and only bits matter to it.
+            # The native exchange only takes integers, and only bits matter to it.
             bits = data.view(f"i{data.itemsize}") if op == ir.ATOMIC_OP.XCHG else data
 
             def execute() -> np.ndarray:
@@ -172,7 +172,7 @@ class Atomics(Arithmetic):
 
 
 def is_tile(addresses: np.ndarray) -> bool:
-    """Return whether many threads make the access; a scalar one is made by one thread."""
+    """Return whether many threads make the access; one thread makes a scalar access."""
     return addresses.shape != (1,)
 
 
@@ -188,7 +188,7 @@ def full_mask(mask: np.ndarray | None, addresses: np.ndarray) -> np.ndarray:
 
 
 def _spread(value: Value, ptr: Value) -> np.ndarray:
-    """Return the value for every address, side by side in memory, as the native atomics want it."""
+    """Return the value for every address, contiguous, as the native atomics need it."""
     data = value.data
     same = data.shape == ptr.data.shape
     return np.ascontiguousarray(data if same else np.broadcast_to(data, ptr.data.shape))
@@ -226,7 +226,7 @@ _NAN = (ir.PADDING_OPTION.PAD_NAN,)
 
 
 class Builder(Atomics):
-    """What `triton.language` calls for every operation while a program runs."""
+    """The builder that `triton.language` calls for every operation while a program runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,7 +286,7 @@ class Builder(Atomics):
         return Value(native.load(addresses, chosen, fill, dtype), element)
 
     def _volatile_load(self, ptrs: Value, chosen: np.ndarray, other: Value | None) -> Value:
-        """Load as NVIDIA's compiler has it: ld.volatile is ld.relaxed at system scope."""
+        """Load as NVIDIA's compiler does: ld.volatile is ld.relaxed at system scope."""
         element = ptrs.get_element_ty()
         dtype = np_dtype(element)
 
@@ -370,7 +370,7 @@ class Builder(Atomics):
             )
         self.machine.accesses.cta_barrier()
 
-    # for people
+    # printing and assertions
 
     def create_print(self, prefix: str, hex: bool, values: list[Value], *signed: Any) -> None:
         for value in values:
@@ -389,7 +389,7 @@ class Builder(Atomics):
         self, assembly: str, constraints: str, handles: list[Value], results: list[Any], *more: Any
     ) -> Any:
         """Run inline PTX. `more`: is_pure and pack."""
-        if assembly == proxy.FENCE.value:  # one line that stands for two in compiled code
+        if assembly == proxy.FENCE.value:  # one line, which stands for two in compiled code
             self.machine.accesses.proxy_fence()
             found = [Value(np.zeros(1, np.int32), tl.int32)]
         elif assembly == trace.READ_GLOBALTIMER.value:
@@ -399,7 +399,7 @@ class Builder(Atomics):
         return SimpleNamespace(get_result=lambda place: found[place])
 
     def create_grid_dependency_wait(self) -> None:
-        """Wait for the kernel before (`gdc_wait`, which was inline PTX before Triton 3.9)."""
+        """Wait for the previous kernel (`gdc_wait`, which was inline PTX before Triton 3.9)."""
         self.machine.accesses.grid_wait()
 
     def create_grid_dependency_launch_dependents(self) -> None:
@@ -414,7 +414,7 @@ class Builder(Atomics):
 
 
 def _kept(addresses: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, int]:
-    """Return the addresses that a mask keeps, and the place in the tile of the first of them."""
+    """Return the addresses that a mask keeps, and the first one's place in the tile."""
     if mask is None:
         return addresses, 0
     full = full_mask(mask, addresses)
@@ -431,7 +431,7 @@ def _padding(ptrs: Value, option: Any) -> Value:
 
 
 def _unsigned_name(kind: str, dtype: tl.dtype) -> str:
-    """Name the atomic of a descriptor's reduction: floats and unsigned integers have their own."""
+    """Name the atomic of a descriptor's reduction: floats and unsigned integers have others."""
     if kind == "ADD" and dtype.is_floating():
         return "FADD"
     return f"U{kind}" if kind in ("MIN", "MAX") and dtype.is_int_unsigned() else kind

@@ -1,10 +1,10 @@
-"""Loops that only load blocks and multiply them, on a machine that computes no products.
+"""Fold loops that only load blocks and multiply them, on a machine that computes no products.
 
-Of such a turn nothing is left but its addresses and shapes. So the body runs once for all turns but
-the last: the loop's number is an array, with a value per turn. The loads and products are noted,
-and then passed to the machine turn by turn, as if each turn had run. The last turn runs as it is.
-What is not known for all turns at once (a branch that only some take, an access that is no block of
-a descriptor) ends the trial, and every turn runs.
+Only the addresses and shapes of such a turn matter. So the body runs once for all turns but the
+last, with an array for the loop's variable that has a value per turn. The loads and products are
+noted, and then passed to the machine turn by turn, as if each turn had run. The last turn runs
+normally. Anything that is not known for all turns at once (a branch that only some take, an access
+other than a descriptor's block) ends the trial, and every turn runs.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from triton.runtime.interpreter import TensorDescHandle
 from .numerics import Tile, Value, np_dtype, scalar
 from .running import RunningMachine
 
-_FEWEST = 4  # turns: a trial costs as much as one
+_FEWEST = 4  # turns: a trial costs as much as a turn
 
 
 class Turns:
-    """The turns of a `for` loop, and the context in which the body of each runs."""
+    """The turns of a `for` loop, and the context in which each body runs."""
 
     def __init__(self, builder: Any, numbers: range, dtype: tl.dtype) -> None:
         self._builder, self._numbers, self._dtype = builder, numbers, dtype
         self._carried: Callable[[], tuple] | None = None
         self._trial: _Trial | None = None
-        self._is_known = False  # what all turns but the last do
+        self._is_known = False  # whether all turns but the last are known
 
     def carrying(self, carried: Callable[[], tuple]) -> Turns:
-        """Say what a turn takes from the one before: only tiles may be, whose values nobody needs.
+        """Set what a turn takes from the previous one: only tiles, whose values are not needed.
 
         The caller then enters this object for every turn.
         """
@@ -73,11 +73,11 @@ class Turns:
             return False
         self._builder.machine, self._trial = self._trial.machine, None
         self._is_known = error is None
-        return isinstance(error, Exception)  # it says nothing: every turn runs now
+        return isinstance(error, Exception)  # the error is dropped, and every turn runs now
 
 
 class _Trial:
-    """Stands for the machine in a trial; what it does not have ends the trial."""
+    """Stands in for the machine in a trial. What it lacks ends the trial."""
 
     dry = True
 
@@ -104,7 +104,7 @@ class _Trial:
         return self.machine.program.launch
 
     def compared_with(self, sign: str, other: np.ndarray) -> None:
-        """Do nothing: a turn that polls ends the trial."""
+        """Do nothing, since a turn that polls ends the trial."""
 
     def product(self, left: tuple[int, ...], right: tuple[int, ...], bits: int) -> bool:
         self._kinds.append("product")
@@ -133,7 +133,7 @@ def _is_tile_of_floats(value: Any) -> bool:
 
 
 def carried_names(loop: ast.For) -> list[str] | None:
-    """Return what a turn reads before it sets it; None: the loop does more than to assign."""
+    """Return what a turn reads before setting it; None if the loop does more than assign."""
     statements = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.If
     inside = [node for each in loop.body for node in ast.walk(each)]
     if not isinstance(loop.target, ast.Name) or loop.orelse:
@@ -160,13 +160,13 @@ def carried_names(loop: ast.For) -> list[str] | None:
 
 
 def _only_names(nodes: list[ast.AST]) -> bool:
-    """Return whether nothing is set but names."""
+    """Return whether only names are set."""
     places = (node for node in nodes if isinstance(node, ast.Attribute | ast.Subscript))
     return all(isinstance(node.ctx, ast.Load) for node in places)
 
 
 def watch_turns(loop: ast.For, carried: list[str], turns: str) -> None:
-    """Let a loop over `Turns`, kept by this name, enter them for every turn."""
+    """Let a loop over `Turns`, kept under this name, enter them for every turn."""
     nothing = ast.arguments([], [], None, [], [], None, [])
     names: list[ast.expr] = [ast.Name(name, ast.Load()) for name in carried]
     values = ast.Lambda(nothing, ast.Tuple(names, ast.Load()))

@@ -1,10 +1,10 @@
 """Gluon on the simulator: `gl` operations run as their `tl` twins.
 
 A layout says which thread holds which element. The simulator's programs have no threads, so a
-layout is checked for its sizes, as the compiler does, and then ignored. (That two layouts meet
-without a conversion only a compiler notices: compile for a GPU too, which needs none.)
+layout's sizes are checked, as the compiler does, and it is then ignored. (Only a compiler notices
+that two layouts meet without a conversion: compile for a GPU too, which does not take a GPU.)
 
-The part of Gluon that we use is covered; the rest is refused by its name before a kernel starts.
+The part of Gluon that sundog uses is covered; the rest is refused by name before a kernel starts.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _SAME = frozenset([
     "sin", "split", "sqrt", "sqrt_rn", "static_assert", "static_print", "static_range", "store",
     "sub", "sum", "to_tensor", "umulhi", "where", "xor_sum",
 ])  # fmt: skip
-# The layouts that `_check` knows are nothing that could run.
+# The layouts that `_check` knows, which are not operations.
 _LAYOUTS = frozenset(["AutoLayout", "BlockedLayout", "CoalescedLayout", "SliceLayout"])
-# Of `tl`, what Gluon code may call besides the first list: the others want no layout.
+# What Gluon code may call of `tl` besides the first list: these take no layout.
 _ALSO_TL = frozenset(["debug_barrier", "range"])
 
 _NAMES = {
@@ -46,10 +46,10 @@ _HOME = gl.__name__  # triton.experimental.gluon.language
 
 
 class Gluon:
-    """What kernels call instead of `gl`, where `tl` has not the same. Arguments as Gluon's."""
+    """What kernels call instead of `gl` where `tl` differs, with Gluon's arguments."""
 
     def __init__(self, builder: Any) -> None:
-        self._builder = builder  # knows the machine while programs run
+        self._builder = builder  # has the machine while programs run
 
     def arange(self, start: Any, end: Any, layout: Any = None) -> Any:
         return self._laid_out(tl.arange(start, end), layout)
@@ -120,8 +120,8 @@ def check_launch(kernel: JITFunction, arguments: dict[str, Any], options: dict[s
 
 
 def twin_name(thing: Any, written: str) -> str | None:
-    """Name what to call for a thing of Gluon's; None for all others. LookupError: not covered."""
-    if type(thing) is type(gl):  # a module: what is taken from it comes here too
+    """Return what to call for a name of Gluon's, None for others. LookupError: not covered."""
+    if type(thing) is type(gl):  # a module, whose names come here too
         return None
     name = _NAMES.get(id(thing))
     if name is None:
@@ -138,7 +138,7 @@ def twin_name(thing: Any, written: str) -> str | None:
 
 
 def not_for_gluon(thing: Any, written: str) -> str | None:
-    """Say why a Gluon kernel, or what it calls, can't use a thing of `triton.language`."""
+    """Return why a Gluon kernel, or what it calls, can't use something of `triton.language`."""
     if not _is_from("triton.language.", thing) or isinstance(thing, type):
         return None
     if getattr(thing, "__name__", "") in _SAME | _ALSO_TL:
@@ -156,7 +156,7 @@ def _is_from(home: str, thing: Any) -> bool:
 
 
 def _check(layout: Any, rank: int, launch: RunningLaunch) -> str | None:
-    """Return None, or the reason why the compiler would refuse it."""
+    """Return why the compiler would refuse a layout, or None."""
     if isinstance(layout, gl.AutoLayout | gl.CoalescedLayout):
         return None  # found by the compiler
     if isinstance(layout, gl.SliceLayout):

@@ -1,9 +1,9 @@
-"""The meaning of Triton's operators while programs are simulated: Triton's own, with short cuts.
+"""Triton's operators while programs are simulated: Triton's own, with short cuts.
 
-What is overridden here gives the same as the base class, faster: the common cases of broadcasting
-and casting are those in which nothing has to be done.
+What is overridden here gives the results of the base class faster: in the common cases of
+broadcasting and casting nothing has to be done.
 
-Triton's interpreter, on demand: a `JITFunction` stays one, and its twin runs on numpy.
+It is Triton's interpreter on demand: a `JITFunction` stays one, and its twin runs on numpy.
 
 `twin(kernel)` is the kernel's Python function, rewritten (see `rewrite`). While programs run,
 `triton.language` computes with numpy and calling a JITFunction calls its twin; afterwards every
@@ -41,7 +41,7 @@ _WHOLE = {
     for sign in ("", "u")
     for bits in (8, 16, 32, 64)
 }
-_SAME = frozenset([*_WHOLE, "fp32", "fp64"])  # with itself, and with numbers that fit, it stays
+_SAME = frozenset([*_WHOLE, "fp32", "fp64"])  # the type stays: itself, and numbers that fit
 
 
 class Semantic(TritonSemantic):
@@ -103,7 +103,7 @@ class Semantic(TritonSemantic):
 
 
 def multiple_of(input: Any, values: Any) -> Any:
-    """Check the hint: what begins a run of neighbours, along any axis, must be a multiple."""
+    """Check the hint: the first of each run of neighbours, along any axis, must be a multiple."""
     values = _unwrapped(values)
     begins = np.array(True)
     for axis in range(len(values)):
@@ -138,7 +138,7 @@ def _unwrapped(values: Any) -> list[int]:
 
 
 def _along(x: Any, axis: int) -> tuple[np.ndarray, int]:
-    """Return the values with one axis last, and the distance of two neighbours."""
+    """Return the values with one axis last, and the distance between neighbours."""
     data = x.handle.data.reshape(x.type.shape if x.type.is_block() else (1,))
     if data.dtype == np.uint64:
         data = data.view(np.int64)
@@ -147,9 +147,9 @@ def _along(x: Any, axis: int) -> tuple[np.ndarray, int]:
 
 
 def _breaks(data: np.ndarray, value: int, step: int, first: bool = False) -> np.ndarray:
-    """Say which elements do not follow the one before them, in groups of `value`.
+    """Return which elements do not follow the one before them, in groups of `value`.
 
-    The first of a group has none before it, which is a break or not.
+    The first of a group has none before it, so it may or may not count as a break.
     """
     found = np.zeros(data.shape, bool)
     found[..., 1:] = data[..., 1:] != data[..., :-1] + step
@@ -212,9 +212,9 @@ class Language:
             self.patched = False
 
     def _stock_changes(self) -> dict[tuple[Any, str], Any]:
-        """Let Triton patch once with our builder, note what it did, and put everything back.
+        """Let Triton patch once with our builder, note the changes, and undo them.
 
-        By comparing, since Triton's own restore copies inherited attributes down the hierarchy.
+        It compares attributes, since Triton's own restore copies inherited ones down the hierarchy.
         """
         classes = [member for member in vars(tl.core).values() if inspect.isclass(member)]
         owners = [tl, tl.core, tl.math, tl.standard, *classes]
@@ -234,11 +234,11 @@ class Language:
         return changes
 
     def _bind(self, patched: Any) -> Any:
-        """Pass our keywords once, where Triton's wrapper filters its own on every call."""
+        """Bind our keywords once, where Triton's wrapper filters its own on every call."""
         member = (getattr(patched, "__kwdefaults__", None) or {}).get("member")
         if member is None:
             return patched
-        inner = getattr(member, "__wrapped__", member)  # without the check that we pass it
+        inner = getattr(member, "__wrapped__", member)  # without the check that a keyword is passed
         semantic = self.semantic
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -264,7 +264,7 @@ class Language:
             changes[lang, "max_constancy"] = max_constancy
             changes[lang, "dot_scaled"] = _no_scaled_product
         for kind in (tl.dtype, tl.pointer_type, tl.block_type):
-            changes[kind, "to_ir"] = lambda dtype, builder: dtype  # our builder takes it as it is
+            changes[kind, "to_ir"] = lambda dtype, builder: dtype  # our builder takes it unchanged
         for name in _OPERATORS:
             changes[tl.constexpr, f"__{name}__"] = _on_tensors(name)
         for name, member in vars(tl.tensor).items():
@@ -275,7 +275,7 @@ class Language:
 
 @functools.cache
 def language() -> Language:
-    """Return the one Language of this process: what it patches is process-wide too."""
+    """Return the one Language of this process, since what it patches is process-wide."""
     return Language()
 
 
@@ -287,7 +287,7 @@ def _put_back(owner: Any, name: str, value: Any) -> None:
 
 
 def _on_tensors(name: str) -> Callable:
-    """Make N + x a tensor. Triton's own operator would make a constexpr, which nothing takes."""
+    """Make N + x a tensor, where Triton's own operator would make an unusable constexpr."""
     own, plain = getattr(tl.constexpr, f"__{name}__"), getattr(operator, f"__{name}__")
 
     def call(self: tl.constexpr, other: Any) -> Any:
@@ -306,7 +306,7 @@ def _call_twin(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
 
 
 def _bound(self: JITFunction, instance: Any, owner: Any = None) -> Any:
-    """Return a method of an aggregate, bound to it; elsewhere the function as it is."""
+    """Return a method bound to its aggregate, or any other function unchanged."""
     is_method = instance is not None and hasattr(owner, "__triton_aggregate__")
     return functools.partial(self, instance) if is_method else self
 
@@ -317,7 +317,7 @@ def _no_scaled_product(*args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def replaced(kernel: JITFunction, tree: ast.FunctionDef) -> Iterator[None]:
-    """Run another body for this kernel: how mutants are made."""
+    """Run another body for this kernel, by which mutants are made."""
     _replacements[kernel.fn] = rewrite(kernel.fn, tree, language().helpers)
     try:
         yield
@@ -339,7 +339,7 @@ def recorded() -> Iterator[list[JITFunction]]:
 
 
 def twin(kernel: JITFunction) -> Callable:
-    """Return the Python function that the interpreter runs for a kernel, made once."""
+    """Return the Python function that the interpreter runs for a kernel; it is made once."""
     for used in _recorders:
         used.setdefault(kernel.fn, kernel)
     if kernel.fn in _replacements:
@@ -357,7 +357,7 @@ def _make_twin(kernel: JITFunction) -> Callable:
 
 
 def convert_argument(value: Any) -> Any:
-    """Convert a launch argument to what a kernel sees: numbers, pointers, descriptors."""
+    """Convert a launch argument to a kernel's value: a number, a pointer or a descriptor."""
     if isinstance(value, tl.constexpr):
         return value.value
     if isinstance(value, bool):

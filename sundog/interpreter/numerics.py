@@ -1,12 +1,12 @@
-"""Values of a running kernel: numpy arrays with a Triton type, made with little overhead.
+"""Values of a running kernel: numpy arrays with a Triton type, with little overhead.
 
-Triton's own classes work out the same shapes and types for every value anew, which took most of
-the time of a simulation. These are the same to `triton.language`, but remember.
+Triton's own classes compute the same shapes and types for every value anew, which took most of a
+simulation's time. These look the same to `triton.language`, but cache them.
 
-The numbers are those of a GPU, also where numpy or Triton's interpreter would be wrong. That one
-keeps bfloat16 and float8 as raw integers and adds, compares and multiplies those. Here such values
-are widened to float32, computed, and rounded back to nearest even: for +, -, *, / and sqrt that
-gives the correctly rounded result, since float32 has more than twice the bits.
+The numbers are those of a GPU, also where numpy or Triton's interpreter would be wrong. Triton's
+interpreter keeps bfloat16 and float8 as raw integers, and adds, compares and multiplies those. Here
+such values are widened to float32, computed, and rounded back to nearest even. For +, -, *, / and
+sqrt that is the correctly rounded result, since float32 has more than twice the bits.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SCALAR_NUMEL = tl.constexpr(1)
 
 
 class Tile(tl.tensor):
-    """A `tl.tensor` that does not work out what its type already knows."""
+    """A `tl.tensor` that does not recompute what its type knows."""
 
     def __init__(self, handle: Any, type: tl.dtype) -> None:
         self.handle = handle
@@ -116,7 +116,7 @@ _POINTER = np.dtype("u8")
 
 
 def np_dtype(dtype: tl.dtype) -> np.dtype:
-    """Return how numpy holds values of a Triton type."""
+    """Return numpy's dtype for values of a Triton type."""
     found = _NUMPY.get(dtype.name)
     if found is not None:
         return found
@@ -129,7 +129,7 @@ def np_dtype(dtype: tl.dtype) -> np.dtype:
 
 
 def same_bits(value: Value, element: tl.dtype) -> Value:
-    """Return an integer as one of this type, if only the sign differs: compiled code has none."""
+    """Return an integer as one of this type if only the sign differs: compiled code has none."""
     given = value.dtype.scalar
     if given == element or not (given.is_int() and element.is_int()):
         return value
@@ -175,7 +175,7 @@ def narrow(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
 
 
 def _to_float32(data: np.ndarray) -> np.ndarray:
-    """Round to float32, to odd if inexact: rounding again, to fewer bits, is as rounding once."""
+    """Round to float32, to odd if inexact, so that rounding again to fewer bits is exact."""
     exact = data.astype(np.float64)
     near = exact.astype(np.float32)
     back = near.astype(np.float64)
@@ -196,7 +196,7 @@ def _to_bfloat16(numbers: np.ndarray) -> np.ndarray:
 
 
 def _to_float8(numbers: np.ndarray, name: str) -> np.ndarray:
-    """Saturate, infinity too, as `cvt.rn.satfinite` does; torch would give NaN or infinity."""
+    """Saturate, also infinity, like `cvt.rn.satfinite`; torch would give NaN or infinity."""
     largest = np.float32(torch.finfo(_FLOAT8[name]).max)
     bounded = np.clip(numbers, -largest, largest)
     with torch._C.DisableTorchFunction():  # ours, not a host access of the simulated rank
@@ -212,7 +212,7 @@ def _decode_table(name: str) -> np.ndarray:
 
 
 def toward_zero(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
-    """Round numbers to `dtype` toward zero: to nearest, and one step back if that is larger."""
+    """Round numbers to `dtype` toward zero: to nearest, then one step back if that is larger."""
     near = narrow(data, dtype) if is_raw(dtype) else data.astype(np_dtype(dtype))
     bits = near.view(np.dtype(f"u{near.itemsize}"))
     larger = np.abs(widen(near, dtype).astype(np.float64)) > np.abs(data.astype(np.float64))
@@ -220,10 +220,10 @@ def toward_zero(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
 
 
 def to_integer(numbers: np.ndarray, target: np.dtype) -> np.ndarray:
-    """Convert floats to integers as an H200 does: what does not fit becomes the nearest that does.
+    """Convert floats to integers like an H200: what does not fit becomes the nearest that does.
 
-    8-bit integers come from 16-bit ones, of which the low bits are kept. NaN becomes 0, and in 64
-    bits the highest bit alone.
+    8-bit integers are the low bits of 16-bit ones. NaN becomes 0, or in 64 bits the highest bit
+    alone.
     """
     wide = target if target.itemsize > 1 else np.dtype(f"{target.kind}2")
     info = np.iinfo(wide)

@@ -1,9 +1,9 @@
 """Inline PTX on the simulator: `tl.inline_asm_elementwise` runs here, instruction by instruction.
 
 All lanes of a block (see `ptx_lanes`) run together. After a branch that some lanes take, those at
-the earliest instruction go on first, so they meet again. Loads, stores and atomics are the
-builder's, so the machine and the checker see them as they see Triton's own. What is not known is
-refused, with the instruction and its line.
+the earliest instruction continue first, so that they meet again. Loads, stores and atomics are the
+builder's, so the machine and the checker treat them like Triton's own. An unknown instruction is
+refused, with its line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .ptx_parse import Address, Immediate, Operand, PtxBlock, PtxInstruction, Re
 if TYPE_CHECKING:
     from .builder import Builder
 
-_MOST_STEPS = 1 << 20  # of one block without a memory access that could end its loop
+_MOST_STEPS = 1 << 20  # steps of one block without a memory access that could end its loop
 _IGNORED = ("nanosleep", "prefetch", "prefetchu", "pmevent", "setmaxnreg")
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _WARP = 32  # threads
@@ -78,7 +78,7 @@ class _Block:
     # arguments and results
 
     def give(self, at: int, handle: Value, pack: int) -> int:
-        """Put an argument into the registers $at and following; return the next one's number."""
+        """Put an argument into the registers from $at on. Return the next one's number."""
         bits = handle.data.view(f"u{handle.data.itemsize}").astype(np.uint64).reshape(-1, pack)
         if bits.shape[0] == 1:
             chosen = np.broadcast_to(bits, (self.lanes.count, pack))
@@ -147,7 +147,7 @@ class _Block:
     # operands
 
     def read(self, operand: Operand, kind: str, instruction: PtxInstruction) -> np.ndarray:
-        """Return an operand's values on all lanes, as this type."""
+        """Return an operand's values on all lanes, in this type."""
         if isinstance(operand, Immediate):
             return self._immediate(operand, kind)
         if isinstance(operand, tuple):

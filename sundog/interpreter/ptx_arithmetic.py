@@ -1,4 +1,4 @@
-"""What PTX's arithmetic computes. A register is an array of 64 bits per lane, read by type."""
+"""PTX's arithmetic. A register is an array of 64 bits per lane, read by type."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def is_type(part: str) -> bool:
 
 
 def bytes_of(kind: str) -> int:
-    """Return how many bytes of memory a value of this type takes."""
+    """Return the bytes of memory that a value of this type takes."""
     return _KINDS[kind].itemsize
 
 
 def as_type(bits: np.ndarray, kind: str) -> np.ndarray:
-    """Return the values that registers hold for an instruction of this type.
+    """Return the values of registers for an instruction of this type.
 
     bf16 is widened to float32. A packed pair (bf16x2) has an axis of two at the end.
     """
@@ -43,7 +43,7 @@ def as_type(bits: np.ndarray, kind: str) -> np.ndarray:
 
 
 def as_bits(values: np.ndarray, kind: str) -> np.ndarray:
-    """Return what registers hold after an instruction of this type has written these values."""
+    """Return the registers' contents after an instruction of this type writes these values."""
     if kind == "pred":
         return values.astype(np.uint64)
     if kind.endswith("x2"):
@@ -101,7 +101,7 @@ COMPARE: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
 def converted(
     instruction: PtxInstruction, bits: np.ndarray, target: str, source: str
 ) -> np.ndarray:
-    """Convert by `cvt`: between integers it cuts or extends, from floats it rounds as it says."""
+    """Convert by `cvt`, which cuts or extends integers, and rounds floats as specified."""
     values = as_type(bits, source)
     whole = target[0] in "su" and source[0] in "fb"
     if whole:

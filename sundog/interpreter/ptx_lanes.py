@@ -1,14 +1,14 @@
-"""Which threads run a block of inline PTX, and where in the kernel's file each instruction stands.
+"""Which threads run a block of inline PTX, and where each instruction is in the kernel's file.
 
-A program is simulated as one, so a value per thread (what `%tid` gives) is an array with an element
-per thread, and `if` on such a value runs its body for the threads that it holds for. A block runs
+A program is simulated as one, so a value per thread (from `%tid`) is an array with an element per
+thread, and `if` on such a value runs its body for the threads for which it is true. A block runs
 once per **lane**:
 
 - on tiles, lane i is element i. Thread t holds element t mod n of a tile of n elements, as Triton
   lays out a small tile; in a branch only the elements of the threads in it are lanes.
 - on values per thread, lane t is thread t.
-- on scalars all threads do the same. One lane stands for them, except where the block has an
-  `atom` or `red`: that really happens once per thread, and a small tile's once per copy.
+- on scalars all threads do the same. One lane stands for them, except where the block has an `atom`
+or `red`, which happens once per thread, and for a small tile once per copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import triton
 
 from .ptx_parse import PtxBlock, PtxInstruction
 
-LOOP = " in a loop"  # at the end of an instruction's name, where it may be repeated without end
+LOOP = " in a loop"  # at the end of an instruction's name, if it may be repeated without end
 _PER_THREAD = ("%tid", "%laneid", "%warpid", "%lanemask")
 _SKIP = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep for path in (__file__, triton.__file__)
@@ -37,7 +37,7 @@ _SKIP = tuple(
 
 @dataclass(frozen=True)
 class Lanes:
-    """The lanes of one block: the thread that each is, and the element that it works on."""
+    """The lanes of one block: each one's thread, and its element."""
 
     threads: np.ndarray
     elements: np.ndarray
@@ -69,7 +69,7 @@ class Lanes:
 def choose_lanes(
     assembly: PtxBlock, size: int, is_tile: bool, num_threads: int, mask: np.ndarray | None
 ) -> Lanes:
-    """Choose the lanes of a block on arguments of `size` elements, in the threads of `mask`."""
+    """Choose the lanes of a block for arguments of `size` elements, in the threads of `mask`."""
     changes = assembly.uses("atom", "red")
     every = np.arange(num_threads) if mask is None else np.flatnonzero(mask)
     if is_tile and size >= num_threads:
@@ -95,9 +95,9 @@ def choose_lanes(
 
 
 def locate(text: str) -> Callable[[PtxInstruction], Callable]:
-    """Return a function that gives, per instruction, one that calls from its line in the file.
+    """Return a function that returns, per instruction, one that calls from its line in the file.
 
-    A look at the stack then finds the kernel's file, the line and the instruction.
+    The stack then shows the kernel's file, the line and the instruction.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIP):

@@ -1,8 +1,8 @@
 """Memory instructions of inline PTX: ld, st, atom, red, fence, membar and multimem.
 
-Who makes an access counts for the checker. An access of several lanes is a tile's: many threads
-make it. One lane in a branch that only thread 0 takes is thread 0's; what it acquires the others
-learn at the next CTA barrier. A load of a scalar by all threads is learnt by all of them.
+The checker must know who makes an access. Many threads make an access of several lanes, like a
+tile's. One lane in a branch that only thread 0 takes is thread 0's; what it acquires reaches the
+others at the next CTA barrier. A scalar that all threads load is learnt by all of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SEMANTICS = {
 }
 _SCOPES = {
     "cta": ir.MEM_SYNC_SCOPE.CTA,
-    "cluster": ir.MEM_SYNC_SCOPE.CTA,  # a program has no others of its cluster here
+    "cluster": ir.MEM_SYNC_SCOPE.CTA,  # a program is alone in its cluster here
     "gpu": ir.MEM_SYNC_SCOPE.GPU,
     "sys": ir.MEM_SYNC_SCOPE.SYSTEM,
 }
@@ -93,7 +93,7 @@ def _fence(block: _Block, instruction: PtxInstruction) -> None:
 
 
 class _Access:
-    """One memory instruction: its order, type and who makes it."""
+    """One memory instruction: its ordering, its type and who makes it."""
 
     def __init__(self, block: _Block, instruction: PtxInstruction) -> None:
         self.block, self.instruction = block, instruction
@@ -129,7 +129,7 @@ class _Access:
         return getattr(tl, _TYPES[self.kind])
 
     def values(self, operand: Operand) -> Value:
-        """Return what is stored, in the order of the addresses."""
+        """Return the stored values, in the order of the addresses."""
         parts = operand if isinstance(operand, tuple) else (operand,)
         read = [self.block.read(each, self._raw, self.instruction) for each in parts]
         stacked = np.stack([each[self.block.active] for each in read], axis=1).ravel()
@@ -156,7 +156,7 @@ class _Access:
 
     @property
     def is_tile(self) -> bool:
-        """Whether the checker should take it for an access of many threads."""
+        """Whether the checker should treat it as an access of many threads."""
         lanes = self.block.lanes
         if lanes.is_uniform:
             return self.instruction.name == "st"
@@ -255,7 +255,7 @@ class _Access:
             raise self.instruction.refused("this multimem instruction is not known")
 
     def _reduced(self, parts: list[np.ndarray]) -> np.ndarray:
-        """Return the reduction over ranks, accumulated as the switch does: halves in float32."""
+        """Return the reduction over ranks, accumulated like the switch: halves in float32."""
         functions = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
                      "or": np.bitwise_or, "xor": np.bitwise_xor}  # fmt: skip
         name = next((part for part in self.instruction.parts if part in functions), "")

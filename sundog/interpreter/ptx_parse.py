@@ -1,7 +1,7 @@
 """The text of inline PTX, or of AMD's assembly, as instructions, each with its line.
 
-A parsed block is flat: scopes in braces only group, registers and labels are known by their names.
-What the parser does not understand is refused with the line, never skipped.
+A parsed block is flat: braces only group, and registers and labels are known by name. What the
+parser does not understand is refused with its line, never skipped.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PtxInstruction:
     text: str
     guard: str = ""
     negated: bool = False
-    in_loop: bool = False  # a later instruction may branch back to it or before it
+    in_loop: bool = False  # a later instruction may branch back to it, or before it
 
     @property
     def opcode(self) -> str:
@@ -89,7 +89,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 @functools.lru_cache(maxsize=256)
 def parse(text: str) -> PtxBlock:
-    """Parse the text of a block; CannotInterpret, with the line, for what is not understood."""
+    """Parse the text of a block. Raise CannotInterpret, with the line, for what is unknown."""
     found = PtxBlock()
     blank = _COMMENT.sub(lambda m: "\n" * m.group().count("\n") or " ", _as_ptx(text))
     at, line = 0, 1
@@ -220,11 +220,11 @@ def _registers(operands: tuple[Operand, ...]) -> list[Register]:
     return found
 
 
-# Inline assembly of AMD GPUs as the PTX that means the same, line by line. Known is what public
-# Triton kernels use, by LLVM's memory model of gfx942: loads, stores and atomics with their scope
-# in `sc0` and `sc1`, the write-back and the invalidation of caches (a release and an acquire
-# fence), waits, sleeps, clocks and the barrier. An `s_waitcnt` by itself publishes nothing to
-# others: it ends a `buffer_wbl2` before it.
+# Inline assembly of AMD GPUs, translated line by line to PTX with the same meaning. It covers what
+# public Triton kernels use, by LLVM's memory model of gfx942: loads, stores and atomics with their
+# scope in `sc0` and `sc1`, the write-back and the invalidation of caches (a release and an acquire
+# fence), waits, sleeps, clocks and the barrier. An `s_waitcnt` by itself publishes nothing: it
+# completes an earlier `buffer_wbl2`.
 
 _AMD = re.compile(r"^\s*(s|v|global|flat|buffer)_\w+", re.MULTILINE)
 _SCOPES = {(): "", ("sc0",): "cta", ("sc1",): "gpu", ("sc0", "sc1"): "sys"}
@@ -241,10 +241,10 @@ _SIMPLE = {"s_sleep": "nanosleep.u32 {0}", "s_barrier": "bar.sync 0",
 
 
 def _as_ptx(text: str) -> str:
-    """Return PTX with an instruction on the line of each of AMD's; PTX comes back as it is."""
+    """Return PTX with an instruction on the line of each of AMD's; PTX is returned unchanged."""
     if not _AMD.search(text):
         return text
-    released, found = "", []  # the scope of a write-back that no wait has ended yet
+    released, found = "", []  # the scope of a write-back that no wait has completed yet
     for number, line in enumerate(text.split("\n"), 1):
         statement = re.split(r";|//", line)[0].strip()
         name, _, rest = statement.partition(" ")
@@ -287,7 +287,7 @@ def _translated(name: str, rest: str, statement: str, number: int) -> str:
 
 
 def _atomic(kind: str, given: list[str], words: list[str], statement: str, number: int) -> str:
-    """Translate an atomic: `sc0` asks for the old value, `sc1` is the scope."""
+    """Translate an atomic: `sc0` requests the old value, `sc1` is the scope."""
     wide = kind.endswith("_x2")
     operation = _ATOMICS.get(kind.removesuffix("_x2"))
     returns = "sc0" in words

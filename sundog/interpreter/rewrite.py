@@ -1,9 +1,9 @@
-"""A kernel's source as the interpreter runs it: Python's syntax with Triton's meaning.
+"""Rewrite a kernel's source for the interpreter: Python's syntax with Triton's meaning.
 
 Some of Python's syntax can't be overloaded, so it is rewritten: assigned numbers become tensors, a
 `range` yields tensors, `and`, `or` and `not` work on tiles, a call of a GPU's math library says
-that it can't be simulated, and what is Gluon's becomes its twin. The result runs in the kernel's
-own globals, which stay as they are: what the new code needs is one free variable.
+that it can't be simulated, and Gluon's functions become their twins. The result runs in the
+kernel's own globals, which stay unchanged: the new code needs only one free variable.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _TAKEN, _NOT_TAKEN = Branch(True), Branch(False)
 
 
 class _SomeThreads(Branch):
-    """A body that runs for some threads of a program: inside, those are its mask."""
+    """A body that runs for some threads of a program, which are its mask inside."""
 
     def __init__(self, program: RunningProgram, holds: np.ndarray) -> None:
         self._program, self._before = program, program.mask
@@ -69,7 +69,7 @@ class _SomeThreads(Branch):
 
 
 def _is_foreign_builtin(called: Any) -> bool:
-    """Return whether somebody's module made it with Triton's `builtin` or `extern`."""
+    """Return whether a user's module made it with Triton's `builtin` or `extern`."""
     module = getattr(called, "__module__", None) or ""  # our stand-ins need no semantic
     return hasattr(called, _BUILTIN) and not module.startswith(("triton.", "sundog."))
 
@@ -92,7 +92,7 @@ class Helpers:
         return self.semantic.to_tensor(value, False)
 
     def range(self, first: Any, last: Any = None, step: Any = 1, *hints: Any, **more: Any) -> Turns:
-        """Stand for `range` and for `tl.range`, whose hints are for compilers."""
+        """Stand in for `range` and `tl.range`, whose hints are for compilers."""
         bounds = (0, first, step) if last is None else (first, last, step)
         dtype = tl.int32
         for bound in bounds:
@@ -107,7 +107,7 @@ class Helpers:
         return self._logical(first, rest, "logical_or", True)
 
     def _logical(self, value: Any, rest: Any, method: str, decides: bool) -> Any:
-        """Do as the compiler: what is known at compile time short-circuits, tensors do not."""
+        """Do as the compiler: values known at compile time short-circuit, tensors do not."""
         result = None
         for place in range(1 + len(rest)):
             value = tl.core._unwrap_if_constexpr(rest[place - 1]() if place else value)
@@ -131,7 +131,7 @@ class Helpers:
         return bool(data.item())
 
     def _in_threads(self, value: Any, data: np.ndarray) -> np.ndarray:
-        """Return the one truth that a value per thread has in all threads that look at it."""
+        """Return the one truth that a value per thread has in all threads that read it."""
         if value.type.is_block():
             raise ValueError(f"a condition of {data.size} elements; reduce it, or use tl.where")
         mask = self.semantic.builder.machine.program.mask
@@ -145,14 +145,14 @@ class Helpers:
         return seen[:1] if seen.size else np.zeros(1, bool)
 
     def _per_thread(self, value: Any) -> bool:
-        """Return whether each thread has its own truth. A trial of turns has no threads, and
-        ends where it is asked for their mask (folding.py)."""
+        """Return whether each thread has its own truth. A trial of turns has no threads, and ends
+        if it is asked for their mask (folding.py)."""
         if not isinstance(value, tl.tensor) or value.handle.data.size == 1 or value.type.is_block():
             return False
         return self.semantic.builder.machine.program.mask is not Ellipsis
 
     def branch(self, value: Any) -> Branch:
-        """Return what runs the body of an `if`: for the threads that its condition holds for."""
+        """Return what runs the body of an `if`, for the threads where its condition is true."""
         if not self._per_thread(value):
             return _TAKEN if self.truth(value) else _NOT_TAKEN
         return _SomeThreads(self.semantic.builder.machine.program, value.handle.data.astype(bool))
@@ -168,12 +168,12 @@ class Helpers:
         return self.truth(value)
 
     def threads(self) -> Branch:
-        """Return what keeps the threads that are here: a loop inside may let some of them go."""
+        """Return what keeps the current threads, since some may leave a loop inside."""
         program = self.semantic.builder.machine.program
         return _SomeThreads(program, np.ones(1, bool))
 
     def chosen(self, value: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
-        """Return one of two values: per thread, where the condition is a value per thread."""
+        """Return one of two values, per thread if the condition is a value per thread."""
         if self._per_thread(value):
             return tl.where(value, yes(), no())
         return yes() if self.truth(value) else no()
@@ -191,11 +191,11 @@ class Helpers:
         return functools.reduce(on_tensors, values)
 
     def imported(self, function: Callable) -> Callable:
-        """Return a function of `tl` that a kernel's module has imported by its name."""
+        """Return a function of `tl` that a kernel's module has imported by name."""
         return self.builtin(getattr(function, "__wrapped__", function))
 
     def builtin(self, function: Callable) -> Callable:
-        """Return a function of `tl.extra`, or of somebody's own, as a kernel calls it."""
+        """Return a function of `tl.extra`, or a user's own, as a kernel calls it."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs, _semantic=self.semantic)
@@ -255,7 +255,7 @@ def rewrite(fn: Callable, tree: ast.FunctionDef, helpers: Helpers) -> Callable:
     body = _code_named(_code_named(code, "outer"), fn.__name__)
     cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
     cells.update({name: types.CellType(value) for name, value in given.items()})
-    if fn.__name__ not in cells:  # one that calls itself, which `outer` would take for its own
+    if fn.__name__ not in cells:  # unless it calls itself, which `outer` would define
         cells[fn.__name__] = types.CellType(fn.__globals__.get(fn.__name__))
     closure = tuple(cells[name] for name in body.co_freevars)
     twin = types.FunctionType(body, fn.__globals__, fn.__name__, fn.__defaults__, closure)
@@ -264,11 +264,11 @@ def rewrite(fn: Callable, tree: ast.FunctionDef, helpers: Helpers) -> Callable:
 
 
 class _Names:
-    """What names, and names in modules, stand for outside of a function."""
+    """What names, and names in modules, mean outside of a function."""
 
     def __init__(self, fn: Callable) -> None:
         known = inspect.getclosurevars(fn)
-        # all globals: the names in annotations are not among those that the code uses
+        # all globals, since the code does not use the names in annotations
         self.known = {**known.builtins, **fn.__globals__, **known.nonlocals}
         self.local = fn.__code__.co_varnames
 
@@ -282,7 +282,7 @@ class _Names:
 
 
 class _Rewriter(stock.ASTTransformer):
-    """Triton's own rewriter handles chains of comparisons, from 3.9 on; before, nobody does."""
+    """Extends Triton's rewriter, which handles chains of comparisons from 3.9 on."""
 
     def __init__(self, fn: Callable) -> None:
         self.fn = fn
@@ -371,7 +371,7 @@ class _Rewriter(stock.ASTTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         called = self.names.find(node.func)
         module = getattr(called, "__module__", None) or ""
-        if called in (builtins.min, builtins.max):  # the compiler has tl's for them
+        if called in (builtins.min, builtins.max):  # the compiler replaces them by tl's
             node.func = ast.copy_location(_helper(called.__name__), node.func)
             return self.generic_visit(node)
         in_tl = module.startswith("triton.language.") and ".extra." not in module
@@ -411,7 +411,7 @@ def _refused(fn: Callable, node: ast.AST, reason: str) -> CannotInterpret:
 
 
 def _loaded(target: ast.AST) -> ast.expr:
-    """Return what is assigned to, as an expression."""
+    """Return the target of an assignment as an expression."""
     return ast.parse(ast.unparse(target), mode="eval").body
 
 
@@ -427,7 +427,7 @@ def _helper(*names: str) -> ast.expr:
 
 
 def _without_signature(tree: ast.FunctionDef) -> ast.FunctionDef:
-    """Drop decorators, annotations and defaults: only the body is rewritten."""
+    """Drop decorators, annotations and defaults, since only the body is rewritten."""
     tree.decorator_list = []
     tree.returns = None
     arguments = tree.args

@@ -1,7 +1,7 @@
-"""What the interpreter needs of the machine that runs its programs, as protocols.
+"""What the interpreter needs from the machine that runs its programs, as protocols.
 
-The interpreter computes. Whatever runs it says which program is running, and carries out or delays
-each memory access.
+The interpreter computes. The machine says which program is running, and makes or delays each memory
+access.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class RunningProgram(Protocol):
 
     @property
     def expired(self) -> bool:
-        """Whether its bounded waits have run out."""
+        """Whether its bounded waits have expired."""
 
     def compared_with(self, sign: str, other: np.ndarray) -> None:
-        """Note a comparison: it says what a poll waits for."""
+        """Note a comparison, which shows what a poll waits for."""
 
 
 class MemoryPort(Protocol):
@@ -49,10 +49,10 @@ class MemoryPort(Protocol):
     dry: bool  # tiles of floats are not moved: see `product`
 
     def product(self, left: tuple[int, ...], right: tuple[int, ...], bits: int) -> bool:
-        """Note a product of tiles of these shapes; True: it is not to be computed."""
+        """Note a product of tiles of these shapes. Return True if it must not be computed."""
 
     def skipped_load(self, first: int, last: int, count: int, size: int) -> None:
-        """Note a load of elements between two addresses whose values nobody needs."""
+        """Note a load of elements between two addresses whose values are not needed."""
 
     @property
     def count(self) -> int:
@@ -61,7 +61,7 @@ class MemoryPort(Protocol):
     def before_load(
         self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool, first: int = 0
     ) -> None:
-        """Check a load. `first`: the place in the tile of the first element that it reads."""
+        """Check a load. `first` is the place in the tile of the first element that it reads."""
 
     def before_store(
         self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool, first: int = 0
@@ -81,10 +81,10 @@ class MemoryPort(Protocol):
         tensor: bool,
         proxy: bool,
     ) -> np.ndarray:
-        """Make an atomic: `execute` it, or `recall` older values that it is to read."""
+        """Make an atomic: `execute` it, or `recall` older values for it to read."""
 
     def turned(self) -> None:
-        """Note a turn of a `while` loop: one that never ends must be noticed."""
+        """Note a turn of a `while` loop, so that one that never ends is noticed."""
 
     def cta_barrier(self) -> None: ...
 
@@ -93,19 +93,19 @@ class MemoryPort(Protocol):
     def proxy_fence(self) -> None: ...
 
     def grid_wait(self) -> None:
-        """Wait for the kernel before, of one that was launched before that has ended."""
+        """Wait for the previous kernel, in one that was launched before that has ended."""
 
 
 class Multicast(Protocol):
     """Addresses that stand for the memory of several ranks."""
 
     def multicast(self, addresses: np.ndarray) -> list[np.ndarray]:
-        """Return the addresses in the memory of each rank that these stand for."""
+        """Return the addresses in each rank's memory that these stand for."""
 
 
 class UndefinedLanes(Protocol):
     def fill(self, chosen: np.ndarray, element: tl.dtype) -> np.ndarray:
-        """Return a tile for a load that is made now, with what it leaves undefined."""
+        """Return a tile for the current load, with the lanes that it leaves undefined filled."""
 
 
 class RunningMachine(Protocol):

@@ -1,7 +1,7 @@
-"""Transfers between ranks of the same number on different machines, by a group of torch's.
+"""Transfers between ranks with the same number on different machines, by a group of torch's.
 
-A transfer is started, and waited for later: meanwhile kernels run. Tensors travel as bytes, so
-every dtype does. With NCCL a transfer is ordered on streams, and the host waits for it only where
+A transfer is started, and waited for later, so that kernels run meanwhile. Tensors travel as bytes,
+so every dtype can. With NCCL a transfer is ordered on streams, and the host waits for it only where
 it must know that the transfer has ended. With gloo the host always waits; a GPU's tensors go
 through host memory. A host that waits looks at the clock meanwhile, and whether another rank has
 reported a loss.
@@ -29,7 +29,7 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 
 
 class NetworkFailure(SundogError):
-    """A transfer failed, or did not end in time. Who is to blame, a roll call finds out."""
+    """A transfer failed, or did not end in time. A roll call finds out which rank caused it."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ def backend_for(group: Any, device: torch.device) -> str:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return what gloo says, without its source file and its advice."""
+    """Return gloo's message, without its source file and its advice."""
     text = re.sub(r"^\[[^]]*:\d+\] ", "", str(error).splitlines()[0])
     return text.partition(". This is typically")[0]
 
 
 class _WaitedFor:
-    """A send or receive of gloo's: it says that it is complete only to those who wait for it."""
+    """A send or receive of gloo's, which reports its completion only to those who wait for it."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
@@ -91,13 +91,13 @@ class _WaitedFor:
 
 
 class Between:
-    """This rank's part of the group of its counterparts. Parts are in the order of machines."""
+    """This rank's part in the group of its counterparts. Tensors are in the order of machines."""
 
     def __init__(
         self, group: Any, device: torch.device, limit: float, settle: Callable[[], None],
         is_lost: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """`limit`: seconds of a transfer. `settle` waits for what this rank launched."""
+        """Bound a transfer by `limit` seconds. `settle` waits for what this rank launched."""
         self.group = group
         self.node: int = group.rank()
         self.count: int = group.size()
@@ -110,7 +110,7 @@ class Between:
     # what is sent
 
     def all_to_all(self, parts: torch.Tensor) -> Transfer:
-        """Send part n of the first dimension to machine n; return what each machine sent here."""
+        """Send part n of the first dimension to machine n. Return what each machine sent here."""
         sent = self._bytes(parts)
         got = torch.empty_like(sent)
         works = [self._started(dist.all_to_all_single, got, sent, async_op=True)]
@@ -157,7 +157,7 @@ class Between:
         return self._transfer(works, like, got, got, like.shape)
 
     def _started(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Start a transfer; a group with a broken connection refuses it at once."""
+        """Start a transfer. A group with a broken connection refuses it at once."""
         try:
             return call(*args, group=self.group, **kwargs)
         except RuntimeError as error:
@@ -168,7 +168,7 @@ class Between:
 
     def _bytes(self, x: torch.Tensor) -> torch.Tensor:
         if not self.is_ordered:
-            self._settle()  # gloo reads memory, whatever is still to write it
+            self._settle()  # gloo reads memory without waiting for what still writes it
         return x.detach().contiguous().view(-1).view(torch.uint8).to(self._travels_on)
 
     def _transfer(
@@ -187,7 +187,7 @@ class Between:
     # waiting
 
     def wait(self, works: list[Any], on_host: bool = False) -> None:
-        """Wait until all have ended; NetworkFailure if one failed or a rank was lost."""
+        """Wait until all have ended. Raise NetworkFailure if one failed or a rank was lost."""
         holds_up = on_host or not self.is_ordered
         deadline, nap = time.monotonic() + self._limit, 1e-5
         for work in works:

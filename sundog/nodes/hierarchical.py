@@ -1,7 +1,7 @@
 """Collectives over several machines: our kernels inside, transfers between, in chunks.
 
-Every rank talks to its counterparts alone, the ranks of its number on other machines, and each byte
-that another machine needs crosses the network once; our kernels spread it inside. Reductions:
+Every rank talks only to its counterparts, the ranks with its number on other machines. Each byte
+that another machine needs crosses the network once, and our kernels spread it inside. Reductions:
 
 hierarchical    A machine adds what its ranks have, in rank order, by our kernels, and rounds to the
                 tensors' dtype. The partial sums of the machines are added in their order, in
@@ -12,7 +12,7 @@ chain           Float32 partial sums go from machine to machine, in rank order, 
                 rounded before the end: the bits of the op on one machine with as many ranks. The
                 machines work one after the other, and 16-bit types travel as 32.
 
-Sums of float16 that go over its range inside one machine are infinite under `hierarchical`; `chain`
+Sums of float16 that exceed its range inside one machine are infinite under `hierarchical`; `chain`
 has the range of float32 until the end.
 """
 
@@ -34,7 +34,7 @@ from .pipeline import Chunk, Levels, NodesConfig, chunks, padded, pipelined
 def all_reduce(
     levels: Levels, x: torch.Tensor, op: str, out: torch.Tensor, config: NodesConfig
 ) -> None:
-    """Inside: reduce_scatter. Between: the same, in the order of machines. Then gather back."""
+    """Reduce-scatter inside, then between, in the order of machines; then gather back."""
     if _is_whole_average(op, x.dtype):
         total = torch.empty(x.shape, dtype=torch.int64, device=x.device)
         all_reduce(levels, x.to(torch.int64), "sum", total, config)
@@ -91,7 +91,7 @@ def all_reduce_chain(
 def reduce_scatter(
     levels: Levels, x: torch.Tensor, op: str, out: torch.Tensor, config: NodesConfig
 ) -> None:
-    """Give rank l, inside, what all machines' ranks l are owed; between, give each its own."""
+    """Inside, give rank l what all machines' ranks l must get; between, give each its own."""
     if _is_whole_average(op, x.dtype):
         total = torch.empty(out.shape, dtype=torch.int64, device=x.device)
         reduce_scatter(levels, x.to(torch.int64), "sum", total, config)
@@ -170,7 +170,7 @@ def _partial(op: str) -> str:
 
 
 def _is_whole_average(op: str, dtype: torch.dtype) -> bool:
-    """Return whether it averages integers, whose sum could wrap before it is divided."""
+    """Return whether it averages integers, whose sum could wrap before the division."""
     return op == "avg" and not dtype.is_floating_point and dtype != torch.int64
 
 
@@ -178,7 +178,7 @@ def _is_whole_average(op: str, dtype: torch.dtype) -> bool:
 
 
 def all_gather(levels: Levels, x: torch.Tensor, out: torch.Tensor, config: NodesConfig) -> None:
-    """Gather this machine's tensors while the network brings those of the others."""
+    """Gather this machine's tensors while the network brings the others'."""
     source, target = x.view(-1), out.view(*levels.shape, -1)
     node = levels.between.node
 
@@ -226,7 +226,7 @@ def broadcast(
 
 
 def all_to_all(levels: Levels, x: torch.Tensor, out: torch.Tensor, config: NodesConfig) -> None:
-    """Give rank l, inside, all that goes to ranks l; between, give each machine its own."""
+    """Inside, give rank l everything for ranks l; between, give each machine its own."""
     source, target = x.view(*levels.shape, -1), out.view(*levels.shape, -1)
 
     def collect(chunk: Chunk, _: Any) -> Transfer:
@@ -244,7 +244,7 @@ def all_to_all(levels: Levels, x: torch.Tensor, out: torch.Tensor, config: Nodes
 def all_to_all_uneven(
     levels: Levels, x: torch.Tensor, out: torch.Tensor, matrix: Sequence[Sequence[int]], rank: int
 ) -> None:
-    """Exchange parts of any sizes in one chunk; `matrix`: elements from each rank (row) to each."""
+    """Exchange parts of any sizes in one chunk. `matrix`: elements from each rank (row) to each."""
     count, ranks = levels.shape
     node, local = divmod(rank, ranks)
     starts = [0, *accumulate(matrix[rank])]

@@ -1,9 +1,9 @@
 """Which ranks are on one machine, and how they find each other.
 
-Ranks of one machine are those that can reach each other by their pids (`Locality`): no environment
-variable says so. Each machine has a key-value store of its own, a file without a name that its
-ranks open through /proc, as they open heaps: what a machine says to itself does not cross the
-network, and goes on when another machine, with the job's store, has vanished.
+Ranks are on one machine if they can reach each other by their pids (`Locality`); no environment
+variable is read. Each machine has its own key-value store, a file without a name that its ranks
+open through /proc, as they open heaps. So a machine's own exchanges do not cross the network, and
+continue when another machine, with the job's store, has vanished.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Opening:
         self._members, self._timeout = members, timeout
 
     def exchange(self, value: Any, what: str) -> list[Any]:
-        """Return every rank's value, by rank; raise PeerLost if one does not come in time."""
+        """Return every rank's value, by rank. Raise PeerLost if one does not come in time."""
         ranks = tuple(range(self._members.size))
         pending = self._exchange.come(value, what, ranks, "machines", Exchange.VALUES)
         deadline, nap = time.monotonic() + self._timeout, 1e-4
@@ -71,7 +71,7 @@ class Opening:
 
 
 def sorted_by_machine(everyone: Sequence[Locality]) -> Machines:
-    """Find the machines; ValueError if they are not alike, or their ranks not neighbours."""
+    """Find the machines. Raise ValueError if sizes differ, or ranks are not neighbours."""
     found: list[list[int]] = []
     for rank, each in enumerate(everyone):
         same = [m for m in found if not everyone[m[0]].why_apart(each)]
@@ -94,7 +94,7 @@ def sorted_by_machine(everyone: Sequence[Locality]) -> Machines:
 
 
 def local_store(first: tuple[int, int], mine: tuple[int, int]) -> tuple[Any, int]:
-    """Open the store of this machine, a file of its first rank; return the file to close, too.
+    """Open the store of this machine, a file of its first rank. Return also the file to close.
 
     Each of the two is a pid and a file descriptor of that process.
     """

@@ -1,15 +1,15 @@
 """What the hierarchical algorithms share: where a rank is, and chunks that overlap.
 
-A chunk goes through stages: a kernel inside the machine, a transfer between machines, a kernel
-again. While the network has one chunk, kernels work on the next one. All ranks go through the
-stages in one order, so transfers match without being named.
+A chunk goes through stages: a kernel inside the machine, a transfer between machines, another
+kernel. While the network has one chunk, kernels work on the next one. All ranks go through the
+stages in the same order, so transfers match without names.
 
-A model says what a call should take, and the config that should be fastest. The kernels inside a
-machine have the times of sundog/predict. Between machines every rank has an adapter of its own
-(`network` of the machine's description). A transfer takes the time of its bytes and, for each time
-that it waits for another machine, the latency. Chunks overlap: the slower of inside and between
-counts, and of the other one chunk. One shot sends (N - 1) / N of a rank's part to be added, times
-N; two shots send it twice. So one shot wins while latency counts more than bytes.
+A model predicts a call's time, and the config that should be fastest. The kernels inside a machine
+have the times of sundog/predict. Between machines every rank has its own adapter (`network` of the
+machine's description). A transfer takes the time of its bytes and, each time that it waits for
+another machine, the latency. Chunks overlap: the slower of inside and between counts in full, and
+the other with one chunk. One shot sends (N - 1) / N of a rank's part, times N, to be added; two
+shots send it twice. So one shot wins while latency counts more than bytes.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from .between import Between
 
 @dataclass(frozen=True)
 class NodesConfig:
-    """How a hierarchical op runs. Its bits do not depend on it."""
+    """How a hierarchical op runs, which does not change its bits."""
 
-    chunk_bytes: int = 4 << 20  # that are between two machines at a time, of one rank's tensor
+    chunk_bytes: int = 4 << 20  # of one rank's tensor, in flight between two machines at a time
     one_shot: bool = False  # all_reduce: every machine gets all partial sums and adds them itself
 
 
 @dataclass(frozen=True)
 class Levels:
-    """A world over machines, for the algorithms: what is inside, and what is between."""
+    """A world over machines, as the algorithms use it: its inside and its between."""
 
     local: World
     between: Between
@@ -77,10 +77,10 @@ def padded(x: torch.Tensor, multiple: int) -> torch.Tensor:
 
 
 def pipelined(parts: list[Chunk], *stages: Callable[[Chunk, Any], Any]) -> None:
-    """Run every stage on every chunk; each gets the chunk and what its stage before returned.
+    """Run every stage on every chunk. A stage gets the chunk and the previous stage's result.
 
-    A stage of a chunk comes after the stage before it of the next chunk: what that one started is
-    on its way meanwhile.
+    A stage of a chunk runs after the previous stage of the next chunk, whose transfer is then in
+    flight.
     """
     values: dict[int, Any] = {}
     for step in range(len(parts) + len(stages) - 1):
@@ -90,11 +90,11 @@ def pipelined(parts: list[Chunk], *stages: Callable[[Chunk, Any], Any]) -> None:
                 values[at] = stage(parts[at], values.pop(at, None))
 
 
-# what an op should take
+# an op's expected time
 
-# Where the machine is not described, one shot must not send more: of two machines it sends as much
-# as two shots do, and what fits into a packet costs a packet. Four machines sent 48 KB by one shot
-# with 2.1 times the least bytes, and flat gloo with 1.4.
+# Without a description of the machine, one shot must not send more: between two machines it sends
+# as much as two shots do, and what fits into a packet costs a packet. Four machines sent 48 KB by
+# one shot with 2.1 times the least bytes, and flat gloo with 1.4.
 _PACKET = 1 << 10  # bytes of a rank's part
 _CHUNKS = tuple(1 << power for power in range(17, 25))  # bytes that are tried
 
@@ -121,7 +121,7 @@ class SpanTime(NamedTuple):
 def chosen(
     problem: SpanProblem, local: World, asked: NodesConfig | None = None
 ) -> tuple[NodesConfig, str]:
-    """Return the config and the reason: the caller's, by the machine's description, or by rule."""
+    """Return the config (the caller's, by the machine's description, or by rule) and the reason."""
     if asked is not None:
         return asked, f"{asked}, as asked"
     hardware = hardware_for(local._target, local.size, local.num_sms, local.backend, spans=True)
@@ -142,7 +142,7 @@ def _fastest(problem: SpanProblem, hardware: Hardware) -> tuple[NodesConfig, str
 
 
 def span_time(problem: SpanProblem, config: NodesConfig, hardware: Hardware) -> SpanTime:
-    """Expect this of one call. Assumes that chunks overlap and the network is used by nobody."""
+    """Return the expected time of a call, with overlapping chunks and an otherwise idle network."""
     network = hardware.network
     if network is None:
         raise ValueError(f"{hardware.name} describes no network between machines")
@@ -185,7 +185,7 @@ def _between(problem: SpanProblem, config: NodesConfig, network: Network) -> flo
 
 
 def _between_bytes(problem: SpanProblem, config: NodesConfig) -> float:
-    """Return the bytes that a rank must send to its counterparts, at least."""
+    """Return the least bytes that a rank must send to its counterparts."""
     _, nbytes, nodes, ranks = problem
     others = nodes - 1
     return {

@@ -1,16 +1,16 @@
-"""Who is still there: what ranks ask each other when a transfer between machines has failed.
+"""Find out which ranks are still there when a transfer between machines has failed.
 
-A group of torch.distributed says that a transfer failed, at best which connection. It does not say
-which rank is to blame, and a machine that vanished says nothing at all. So every rank answers on a
-socket of its own. A rank whose transfer failed asks all others at once:
+A group of torch.distributed reports that a transfer failed, at best on which connection. It does
+not name the rank that caused it, and a machine that vanished reports nothing at all. So every rank
+answers on its own socket. A rank whose transfer failed asks all others at once:
 
-    it answers              its process lives; it also says what it knows of others
+    it answers its process lives; it also says what it knows of others
     the connection fails    its process has ended
     nobody answers          its machine has vanished, or the network to it
 
 Then it informs those that answered, so that ranks that wait elsewhere give up too, and leaves. They
-know why it left, and do not report its end as a loss. The socket takes only callers that know the
-world's token, which travelled through the job's store.
+know why it left, and do not report its end as a loss. The socket only takes callers that know the
+world's token, which was passed through the job's store.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class RollCall:
         self._rank, self._machines, self._token = rank, machines, ""
         self.doing = ""  # the call that this rank is in
         self._losses: Losses = {}
-        self._left: set[int] = set()  # ranks that said that they leave
+        self._left: set[int] = set()  # ranks that announced that they leave
         self._addresses: list[tuple[str, int]] = []
         self._server = socket.create_server(("", 0), backlog=_MOST_CALLS)
         self.port: int = self._server.getsockname()[1]
         self._thread = _thread(self._answer_all)
 
     def open(self, addresses: list[tuple[str, int]], token: str) -> None:
-        """Let it ask and answer from here on, with all ranks' addresses and their token."""
+        """Let it ask and answer from now on, with all ranks' addresses and their token."""
         self._addresses, self._token = addresses, token
 
     @property
@@ -62,7 +62,7 @@ class RollCall:
     # asking
 
     def call(self, limit: float) -> dict[int, str]:
-        """Ask every rank; return what those that answer are doing. The others are losses now."""
+        """Ask every rank. Return what those that answer are doing; the others now count as lost."""
         others = [r for r in range(len(self._addresses)) if r != self._rank]
         doing: dict[int, str] = {}
         for rank, (reply, failure) in zip(others, self._ask(others, limit), strict=True):
@@ -124,15 +124,15 @@ class RollCall:
                 asked = _receive(link)
                 if not self._token or asked["token"] != self._token:
                     continue
-                self._merge(asked["losses"])  # before the reply: the other one ends after it
+                self._merge(asked["losses"])  # before the reply, after which the other one ends
                 self._left.update(map(int, asked["left"]))
                 _send(link, {"doing": self.doing, "losses": self._losses})
 
     def _merge(self, losses: dict[str, str]) -> None:
-        # In one step: another thread may be reading.
+        # In one step, since another thread may be reading.
         self._losses = {**{int(rank): str(why) for rank, why in losses.items()}, **self._losses}
 
-    # in words
+    # messages
 
     def error(self, what: str) -> PeerLost:
         """Make the error that names all losses."""
@@ -145,7 +145,7 @@ class RollCall:
 
 
 def _thread(function: Callable[..., None], *args: Any) -> RunnerThread:
-    """Start a thread of ours: a user's would first wait for the kernels of a rank that is lost."""
+    """Start a thread of ours, since a user's would first wait for the kernels of a lost rank."""
     thread = RunnerThread(target=function, args=args, daemon=True)
     thread.start()
     return thread
@@ -183,7 +183,7 @@ def _receive(link: socket.socket) -> Any:
 
 
 def own_address(store: Any, resolve: Callable[[str], str] = socket.gethostbyname) -> str:
-    """Return the address by which this machine reaches the store: there others reach it too."""
+    """Return the address by which this machine reaches the store, and others reach it."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host = getattr(store, "host", "") or socket.gethostname()

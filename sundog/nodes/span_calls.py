@@ -1,4 +1,4 @@
-"""The collectives of a world over machines, with the arguments of a world's own.
+"""The collectives of a world over machines, with the arguments of World's.
 
 `algo` is "hierarchical" or, for reductions, "chain" (hierarchical.py says what their bits are);
 "auto" is hierarchical, its config by the machine's description (pipeline.py).
@@ -56,7 +56,7 @@ def reduce(
     algo: str = "auto", config: NodesConfig | None = None, async_op: bool = False,
     explain: bool = False,
 ) -> Any:  # fmt: skip
-    """Do as World.reduce: an all_reduce whose result rank `dst` keeps; the others get None."""
+    """Reduce as World.reduce does, by an all_reduce; only rank `dst` keeps the result."""
     dst = world._check_rank(dst)
     target = out if world.rank == dst else None
     options = CallOptions(algo, config, async_op, explain)
@@ -207,7 +207,7 @@ def all_gather_matmul(
     out: torch.Tensor | None = None, *,
     algo: str = "auto", config: NodesConfig | None = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """Multiply as World.all_gather_matmul does: this machine's part while the rest comes."""
+    """Multiply as World.all_gather_matmul does, this machine's part while the rest arrives."""
     op, options = "all_gather_matmul", CallOptions(algo, config, False, explain)
     if shard not in ("k", "m"):
         raise ValueError(f"{op}: shard {shard!r}: expected 'k' or 'm'")
@@ -228,9 +228,9 @@ def matmul_reduce_scatter(
     out: torch.Tensor | None = None, *,
     algo: str = "auto", config: NodesConfig | None = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """Multiply and add as World.matmul_reduce_scatter does: other machines' rows first.
+    """Multiply and add as World.matmul_reduce_scatter does, other machines' rows first.
 
-    While the network has those, this machine's own are multiplied.
+    While the network has those, this machine's own rows are multiplied.
     """
     op, options = "matmul_reduce_scatter", CallOptions(algo, config, False, explain)
 
@@ -249,7 +249,7 @@ def matmul_all_reduce(
     out: torch.Tensor | None = None, *,
     algo: str = "auto", config: NodesConfig | None = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """Multiply and add as World.matmul_all_reduce does: a matmul_reduce_scatter and a gather."""
+    """Multiply and add as World.matmul_all_reduce does, by a matmul_reduce_scatter and a gather."""
     op, options = "matmul_all_reduce", CallOptions(algo, config, False, explain)
 
     def run(rows: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
@@ -265,7 +265,7 @@ def matmul_all_reduce(
 def _checked(
     op: str, world: SpanningWorld, x: torch.Tensor, out: torch.Tensor | None, explain: bool
 ) -> torch.Tensor:
-    """Return the input as kernels and the network read it; an output must be so already."""
+    """Return the input as kernels and the network read it. An output must already be so."""
     check_contiguous(op, **({} if out is None else {"out": out}))
     return packed(world.local, op, x, explain and world.rank == 0)
 
@@ -274,7 +274,7 @@ def _call(
     world: SpanningWorld, op: str, known: dict[str, Algorithm], options: CallOptions,
     x: torch.Tensor, out: torch.Tensor, arguments: tuple = (), what: tuple = (),
 ) -> Any:  # fmt: skip
-    """Choose, agree once, run. `arguments`: of the algorithm, between x and out."""
+    """Choose, agree once, run. `arguments` are the algorithm's, between x and out."""
     algo = _check_options(world, op, known, options)
     world._refuse_in_capture(op, may_order=True)
     problem = SpanProblem(op, x.numel() * x.element_size(), *world._levels.shape)
@@ -332,7 +332,7 @@ def _rows(
 
 @dataclass(frozen=True)
 class Product:
-    """Products of machines: the local part is multiplied while the network has the others'.
+    """Products over machines: the local part is multiplied while the network has the others'.
 
     Inside a machine it is the fused op. With shard "m" every machine's part gives rows of the
     output. With shard "k" it gives a partial product in float32, and these are added in the order
@@ -350,7 +350,7 @@ class Product:
         self, world: SpanningWorld, op: str, run: Algorithm, shape: tuple[int, ...],
         out: torch.Tensor | None, options: CallOptions,
     ) -> torch.Tensor:  # fmt: skip
-        """Check the matrices and run it; `shape`: the output's rows and the rows of b."""
+        """Check the matrices and run it. `shape` has the output's rows and the rows of b."""
         a, b, bias, activation = self.a, self.b, self.bias, self.activation
         rows, k = shape
         out = check_matrices(op, a, b, k, bias, activation, out, rows, self.out_dtype)
@@ -362,7 +362,7 @@ class Product:
     def run_scattered(
         self, levels: Levels, a: torch.Tensor, out: torch.Tensor, config: NodesConfig
     ) -> None:
-        """Add, on each machine, its ranks' products of the rows that a machine's ranks own."""
+        """Add, on each machine, its ranks' products of the rows that each machine's ranks own."""
         fused, own = levels.local.matmul_reduce_scatter, levels.between.node
         by_node = a.chunk(levels.between.count)
         sums = [torch.zeros_like(out) for _ in by_node]
@@ -378,7 +378,7 @@ class Product:
     def run_reduced(
         self, levels: Levels, a: torch.Tensor, out: torch.Tensor, config: NodesConfig
     ) -> None:
-        """Finish each row on one rank, then gather all: a row crosses the network twice."""
+        """Finish each row on one rank, then gather all rows, which cross the network twice."""
         rows = F.pad(a, (0, 0, 0, -len(a) % levels.size))
         mine = out.new_empty((len(rows) // levels.size, out.shape[1]))
         self.run_scattered(levels, rows, mine, config)
@@ -387,7 +387,7 @@ class Product:
         out.copy_(whole[: len(out)])
 
     def run(self, levels: Levels, a: torch.Tensor, out: torch.Tensor, config: NodesConfig) -> None:
-        """Multiply this machine's part first, then the others', which have come meanwhile."""
+        """Multiply this machine's part first, then the others', which arrive meanwhile."""
         coming = levels.between.all_gather(a.contiguous())
         own = levels.between.node
         if self.shard == "m":

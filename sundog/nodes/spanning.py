@@ -4,8 +4,8 @@
     world.local, world.local_rank   the world of this machine's ranks, with kernels and a heap
     world.between                   the group of the ranks with this number on all machines
 
-Symmetric tensors are symmetric within a machine: kernels reach the peers there, and world.peer too.
-Collectives span all ranks (span_calls.py). A rank or machine that is lost is named on all others.
+Symmetric tensors are symmetric within a machine, where kernels and world.peer reach the peers.
+Collectives span all ranks (span_calls.py). A lost rank or machine is named on all others.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from .machines import Machines, Opening, local_store, sorted_by_machine
 from .pipeline import Levels
 from .roll_call import RollCall, own_address
 
-_ASKING = 0.1  # of the timeout: how long a rank may take to answer whether it is there
-# What a machine has for itself, and its world does.
+_ASKING = 0.1  # of the timeout: how long a rank may take to answer
+# What belongs to one machine, and is done by its world.
 _LOCAL = (
     "as_symmetric", "empty", "empty_like", "free", "free_plans", "full", "is_capturing",
     "is_symmetric", "max_plans", "num_sms", "offset_of", "passive", "randn", "rank_stride",
@@ -50,7 +50,7 @@ _LOCAL = (
 
 
 def _named(op: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method: its checks and allocations, too, may show a loss on this machine."""
+    """Return the method, whose checks and allocations may also show a loss on this machine."""
 
     @functools.wraps(op)
     def method(world: SpanningWorld, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ def _named(op: Callable[..., Any]) -> Callable[..., Any]:
 class SpanningWorld:
     """All ranks, seen from one of them."""
 
-    # What ops of torch call, which have backward formulas: sundog/torch/library.py.
+    # What ops of torch with backward formulas call (sundog/torch/library.py).
     SPANNING: ClassVar = {
         name: _named(getattr(span_calls, name))
         for name in (
@@ -143,13 +143,13 @@ class SpanningWorld:
             self.local.synchronize()
 
     def barrier(self) -> None:
-        """Wait for what this rank launched, then for all ranks of all machines. On the host."""
+        """Wait on the host for what this rank launched, then for all ranks of all machines."""
         self._refuse_in_capture("world.barrier")
         between = self._levels.between
         with self._naming("a barrier"):
             between.wait_for_all()
             self.local.barrier()
-            # My counterparts send this after their machines' barriers, so everybody has come.
+            # My counterparts send this after their machines' barriers, so all ranks have come.
             between.all_gather(torch.zeros(1, device=self.device)).wait_on_host()
 
     def exchange(self, value: Any, what: str = "exchange", *, pickle: bool = False) -> list[Any]:
@@ -195,14 +195,14 @@ class SpanningWorld:
     # the end
 
     def close(self) -> None:
-        """Wait for all ranks and give everything back. Closing twice is fine."""
+        """Wait for all ranks, then free everything. Closing twice is fine."""
         if self._closed:
             return
-        if self._lost is not None:  # and was raised: this machine's ranks have left each other too
+        if self._lost is not None:  # it was raised, and this machine's ranks have left too
             self.__exit__(type(self._lost), self._lost, None)
             return
         try:
-            self.barrier()  # nobody leaves while a transfer may still need it
+            self.barrier()  # no rank leaves while a transfer may still need it
         except SundogError as error:
             self.__exit__(type(error), error, None)
             raise
@@ -225,11 +225,11 @@ class SpanningWorld:
 
     @property
     def _backend(self) -> SpanningWorld:
-        """What `launch` tells about the end of this process."""
+        """What `launch` reports at the end of this process."""
         return self
 
     def fail(self, error: BaseException) -> None:
-        """Leave with an error, so that nobody waits for this rank."""
+        """Leave with an error, so that no rank waits for this one."""
         is_exit = isinstance(error, SystemExit)
         why = "ended without closing its world" if is_exit else f"raised {type(error).__name__}"
         self._roll_call.leave(why if is_exit else f"{why} ({error})", self._timeout * _ASKING)
@@ -265,7 +265,7 @@ class SpanningWorld:
             self._roll_call.doing = ""
 
     def _named(self, error: SundogError, what: str) -> SundogError:
-        """Ask everybody, tell everybody, and say who was lost; an expired wait may be nobody's."""
+        """Ask all ranks, inform them, and name the lost ones. An expired wait need not have one."""
         calls, limit = self._roll_call, self._timeout * _ASKING
         doing = calls.call(limit)
         if not calls.losses and isinstance(error, WaitTimeout):
@@ -318,7 +318,7 @@ def open_world(
 ) -> Any:
     """Open the world of these members: one of this machine, or one that spans several.
 
-    `where`: the machine that this process counts as, instead of the one that it is on.
+    `where` names the machine that this process counts as, instead of its own.
     """
     rank, size, store, group = members
     with closing(Opening(members, timeout)) as opening:
@@ -335,7 +335,7 @@ def open_world(
 
 
 def _told(opening: Opening, mine: Any, where: Locality | None) -> tuple[Machines, list[Any]]:
-    """Tell the others this rank's facts; return the machines, and everybody's facts by rank."""
+    """Exchange facts. Return the machines, and all ranks' facts by rank."""
     try:
         told = opening.exchange((where or mine.where, mine), "opening of the world")
         return sorted_by_machine([place for place, _ in told]), [facts for _, facts in told]
@@ -345,7 +345,7 @@ def _told(opening: Opening, mine: Any, where: Locality | None) -> tuple[Machines
 
 
 def _called(opening: Opening, members: Members, machines: Machines) -> tuple[RollCall, Any, int]:
-    """Open this rank's socket and learn where the others' are; open this machine's store too."""
+    """Open this rank's socket and this machine's store, and learn where the others' sockets are."""
     roll_call = RollCall(members.rank, machines)
     address = own_address(members.store), roll_call.port
     token = secrets.token_hex(16) if members.rank == 0 else ""

@@ -283,7 +283,7 @@ class Clock:
         self, rank: int, owner: int, at: float, read: float, written: float, tile: tuple = (),
         is_operand: bool = False,
     ) -> tuple[float, str]:  # fmt: skip
-        """Take bytes through all resources on their path. Return when the last is done, and which."""
+        """Take bytes through all resources on their path. Return the end, and what set it."""
         gpu, seen = self.ranks.hardware.gpu, self._seen[self._gpu(owner)]
         if tile and tile in seen:
             seconds = 0.0 if is_operand else read / gpu.cache_rate

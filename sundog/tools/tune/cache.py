@@ -1,7 +1,7 @@
-"""What tuning leaves for later: the best configs, by problem, target and versions.
+"""Keep the best configs, by problem, target and versions.
 
-They go into the user's file for the target (choice.py reads it). `promote` turns them into the
-package's own, which everybody gets.
+They go into the user's file for the target (ops/select.py reads it). `promote` copies them into the
+package, where everyone gets them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 
 def check(target: str) -> None:
-    """Raise a ValueError, before anything is measured, if a best config could not be kept."""
+    """Raise a ValueError before anything is measured if a best config could not be kept."""
     path = select.user_file(target)
-    select.read_entries(path)  # one that is of another version says so
+    select.read_entries(path)  # raises for another version
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -45,9 +45,9 @@ def _unwritable(path: Path, error: OSError) -> str:
 def keep(
     job: Job, config: Any, milliseconds: float, place: select.Place, run: str, whole: bool
 ) -> None:
-    """Put a best config into the user's file. If that fails the rows still have it.
+    """Put a best config into the user's file. If that fails, the rows still have it.
 
-    The best of a run that was not `whole` may be of a few configs only: nothing faster goes for it.
+    The best of a run that was not `whole` may be one of few configs, so it replaces nothing faster.
     """
     entry = Entry(
         job.op,
@@ -89,10 +89,10 @@ def promote(targets: list[str]) -> list[tuple[Path, list[Entry]]]:
 
 
 def known_results(base: str, run_id: str) -> dict[str, float | None]:
-    """Read a run's results from a base: configs, as JSON, and milliseconds, None without a time.
+    """Read a run's results from a base: configs, as JSON, and milliseconds, or None without a time.
 
-    A config that was started and never ended is not in it: it is tried again. So are those that
-    failed last, with nothing timed after them: perhaps the GPU was gone.
+    A config that was started and never ended is left out, so it is tried again. So are those that
+    failed last, with nothing timed after them, since the GPU may have been gone.
     """
     times: dict[str, list[float]] = {}
     failed_last: dict[str, list[str]] = {}  # by session

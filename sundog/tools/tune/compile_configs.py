@@ -1,9 +1,9 @@
-"""Configs compiled for a target without a GPU: what they take, and their IR.
+"""Compile configs for a target without a GPU, for their resources and their IR.
 
-An op is planned on a simulated world and its launches are noted (tools/_launches.py). On
-a machine with a GPU this fills Triton's cache beside the measurements, so that a measurement loads
-what it finds. The graph of the IR goes into the dataset here, too: in the process that tunes, 12 ms
-of it would come to each config of a fused op.
+An op is planned on a simulated world and its launches are recorded (tools/_launches.py). On a
+machine with a GPU this fills Triton's cache while others are measured, so that a measurement loads
+what it finds. The graph of the IR also goes into the dataset here: in the process that tunes, it
+would take 12 ms for each config of a fused op.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .._pool import Failure, Worker, run_all, serve
 from .._subject import room
 from .space import Job
 
-_warn = functools.cache(logging.getLogger(__name__).warning)  # each once, not with every config
+_warn = functools.cache(logging.getLogger(__name__).warning)  # each once, not for every config
 
 _LEAST_HEAP = 64 << 20
 _COMPILE_S = 180.0
@@ -64,10 +64,10 @@ class CompiledConfig:
 
 @dataclass(frozen=True)
 class Compilers:
-    """The processes that compile for all jobs of a run; their tasks are (job's number, config)."""
+    """The processes that compile for all jobs of a run. Their tasks are (job's number, config)."""
 
     workers: list[Worker]
-    place: str = ""  # if not this machine
+    place: str = ""  # "" for this machine
     processes: int = 0  # there; each may have several of the workers
     done: dict[tuple[int, Any], CompiledConfig | Failure] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ class Compilers:
 
     @property
     def progress(self) -> str:
-        """Workers and their work, in words, where they are elsewhere."""
+        """A text on remote workers and their work."""
         words = f", {len(self.at)} configs at {self.processes} compilers on {self.place}"
         return words if self.place else ""
 
@@ -92,9 +92,9 @@ class Compilers:
 
 
 def graph_writer(base: str) -> Callable[[IrGraphRecord | EncodedGraph], str | None]:
-    """Make what adds a graph to the dataset and returns its id, in any number of processes."""
+    """Return a function that adds a graph to the dataset, in any process, and returns its id."""
     file = IrFile(file_names(base)[2])
-    with suppress(OSError):  # a compiler will say so
+    with suppress(OSError):  # a compiler will report it
         file.look()  # 14 compilers, one after the other, would take 2 s for 100 MB
     file.file.close()  # each opens its own
     return functools.partial(_write, file)
@@ -103,7 +103,7 @@ def graph_writer(base: str) -> Callable[[IrGraphRecord | EncodedGraph], str | No
 def compile_config(
     jobs: dict[int, tuple[Job, str]], target: str, write: Callable[[Any], str | None]
 ) -> Callable[[tuple[int, Any]], CompiledConfig]:
-    """Compile a config's kernels, in the order of their launches; `workers.serve` calls it.
+    """Compile a config's kernels, in the order of their launches. `_pool.serve` calls it.
 
     `jobs`: and their run ids. Configs often differ in the grid alone, and problems in what is no
     constant of a kernel, so what was compiled is kept by what it was made of.
@@ -145,11 +145,11 @@ def _write(file: IrFile, graph: IrGraphRecord | EncodedGraph) -> str | None:
 
 @contextmanager
 def _between_graphs(base: str) -> Iterator[None]:
-    """Hold writers off, inside the block: between two graphs compilers may be ended."""
+    """Hold off writers inside the block, since compilers may be ended between two graphs."""
     file = AppendFile(file_names(base)[2])
     with ExitStack() as stack:
         stack.callback(file.close)
-        with suppress(OSError):  # where there can be no graphs, there is nothing to wait for
+        with suppress(OSError):  # without graphs there is nothing to wait for
             stack.enter_context(file.locked())
         yield
 
@@ -157,8 +157,8 @@ def _between_graphs(base: str) -> Iterator[None]:
 def launches_of(job: Job, config: Any) -> list[RecordedLaunch]:
     """Record what one call of the op launches on rank 0.
 
-    Inputs come before the plan, as in the world that measures: which of them and the plan's own
-    buffers lies first in the heap is an argument of some kernels, and part of their keys.
+    Inputs come before the plan, as in the world that measures: their order on the heap, relative to
+    the plan's buffers, is an argument of some kernels, and part of their keys.
     """
 
     def run(world: World) -> None:
@@ -187,9 +187,9 @@ def warm_cache_keys(found: list[Job]) -> None:
 
 
 class _NoValues(TorchFunctionMode):
-    """Tensors as an op's `inputs` makes them, without the numbers: those took up to 4 s a config.
+    """Tensors as an op's `inputs` makes them, without the numbers, which took up to 4 s a config.
 
-    Nothing is launched here, so nobody reads them. What is drawn is one zero, expanded.
+    Nothing is launched here, so they are not read. A random tensor is one zero, expanded.
     """
 
     def __torch_function__(

@@ -1,9 +1,9 @@
 """The one evaluator: compile, compare, time, and write a row, whatever the outcome.
 
 Compilers run beside the measurements, one process each, and each world that measures is a process
-too: a config that crashes or hangs costs its own row and no more. Compilers that have nothing to do
-meanwhile compile what the search is likely to ask for next, then what the next search will begin
-with. What a base knows of the same run from before is not tried again.
+too, so a config that crashes or hangs costs only its own row. Idle compilers compile what the
+search is likely to ask for next, then what the next search will begin with. Results of the same run
+that a base already has are not measured again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .measure import Measured
 from .space import fields_text
 
 _MOST_DEATHS = 5
-# Samples of a first look are taken in one moment and share its noise: one read 22.1 us of a config
-# that takes 18.5 (H200, all_reduce.two_shot). What is nearer to the best than that may be better.
+# Samples of a first look are taken in one moment and share its noise: one read 22.1 us for a config
+# that takes 18.5 (H200, all_reduce.two_shot). A config that is nearer to the best may be better.
 _FIRST_LOOK_MS, _MOST_NEAR = 4e-3, 16
 
 
 class Evaluator:
-    """`known`: configs, as JSON, that were tried before, and what they took.
+    """Evaluates configs. `known` has configs, as JSON, that were tried before, and their times.
 
-    Without measurers configs are compiled and no more; without compilers they are compiled where
-    they are measured. Each measurer has a GPU of the same kind. `job`: which of their jobs this is.
-    `ahead` says from the times so far what is likely to be asked for next; `after` is what the
+    Without measurers configs are only compiled; without compilers they are compiled where they are
+    measured. Each measurer has a GPU of the same kind. `job` is the number of this job. `ahead`
+    returns, from the times so far, what is likely to be asked for next; `after` is what the
     following jobs begin with.
     """
 
@@ -48,7 +48,7 @@ class Evaluator:
         step: Callable[[], None] = lambda: None,
         job: int = 0,
     ) -> None:
-        self.times: dict[Any, float | None] = {}  # of all that was asked for
+        self.times: dict[Any, float | None] = {}  # of all requested configs
         self.ahead: Callable[[dict[Any, float | None]], list[Any]] = lambda times: []
         self.after: list[tuple[int, Any]] = []
         self._recorder = recorder
@@ -80,7 +80,7 @@ class Evaluator:
 
     @property
     def best(self) -> tuple[Any, float] | None:
-        """The config with the least time, and its milliseconds; at the end, of the finalists."""
+        """The config with the least time, and its milliseconds; at the end among the finalists."""
         timed = {c: t for c, t in self.times.items() if t is not None}
         timed = {c: t for c, t in timed.items() if c in self._finalists} or timed
         if not timed:
@@ -89,11 +89,11 @@ class Evaluator:
         return config, timed[config]
 
     def measure_again(self, count: int, default: Any) -> None:
-        """Measure the best few once more, interleaved on one GPU: this decides.
+        """Measure the best few again, interleaved on one GPU, which decides.
 
         Among them are the default, which the best is compared with, those that are about as fast,
-        and the best few of those that were measured beside busy compilers: there a call took 0.5 to
-        2.6 us more, of 14 us as of 180 (H200).
+        and the best few of those that were measured while compilers were busy, when a call took 0.5
+        to 2.6 us more, whether of 14 us or of 180 (H200).
         """
         timed = {c: t for c, t in self.times.items() if t is not None}
         ranked = sorted(timed, key=lambda config: timed[config])
@@ -105,7 +105,7 @@ class Evaluator:
             return
         self._measurers[0].submit((self._job, finalists))
         reply = self._measurers[0].wait()
-        ended = isinstance(reply, Failure)  # the process, and nobody knows by which of them
+        ended = isinstance(reply, Failure)  # the process died, and any of them may have caused it
         if ended:
             reply = [Measured(failure=reply)] * len(finalists)
         for config, measured in zip(finalists, reply, strict=True):
@@ -114,7 +114,7 @@ class Evaluator:
             if measured.failure is None:
                 self._finalists.add(config)
                 self.times[config] = statistics.median(measured.samples_ms)
-            elif not ended:  # its own: what is wrong the second time is no best
+            elif not ended:  # its own failure: a config that failed once is not the best
                 self.times[config] = None
                 self.failed += 1
 

@@ -2,14 +2,14 @@
 
     sundog tune all_gather --farm ray://head:10001       # or host:port of the cluster; or "local"
 
-Compilers take a CPU each, anywhere. Each world that measures takes a GPU for itself; a run uses all
-GPUs of one kind, then those of the next, which are another target. Workers send what they find,
-graphs too, and this process alone writes the dataset. If a worker or its machine dies, Ray starts
-another one and gives it the config again: nothing but the time is lost. A compiler has the next
+Compilers take a CPU each, anywhere. Each world that measures has a GPU to itself. A run uses all
+GPUs of one kind, then those of the next, which are another target. Workers send their results,
+graphs too, and only this process writes the dataset. If a worker or its machine dies, Ray starts
+another one and gives it the config again, so only time is lost. A compiler already has the next
 config while it compiles one, so that it does not wait for this process.
 
-Workers must have this process's versions of Python, torch, Triton and sundog: another compiler
-makes other kernels.
+Workers must have this process's versions of Python, torch, Triton and sundog, since another
+compiler makes other kernels.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from .compile_configs import (
 from .measure import Timer, TunePlace, serve_world
 from .space import Job
 
-_TRIES = 3  # of a config whose worker dies each time
+_TRIES = 3  # for a config whose worker dies each time
 _CALLS = 2  # of a compiler: one runs, one waits there
-_KNOCK_S = 5.0  # until the cluster's port must be open
-_START_S = 120.0  # until a worker must have answered for the first time
+_KNOCK_S = 5.0  # in which the cluster's port must answer
+_START_S = 120.0  # in which a worker must answer for the first time
 _MOST_USED = 0.1  # of a GPU's memory, by others
 _TYPE = "accelerator_type:"  # what Ray's resources of that name begin with
 _COMPARED = ("python", "torch", "triton", "sundog")
 
-JobName = tuple[str, Any, int]  # op, problem, size: what a module's name is on another machine
-Sent = tuple[EncodedGraph, bytes]  # a graph without its rows, and these, compressed
+JobName = tuple[str, Any, int]  # op, problem, size, which mean the same on another machine
+Sent = tuple[EncodedGraph, bytes]  # a graph without its rows, and the compressed rows
 
 
 class Farm:
@@ -67,7 +67,7 @@ class Farm:
     def compilers(
         self, jobs: dict[int, tuple[Job, str]], target: str, log: str, seconds: float, reserved: int
     ) -> Compilers:
-        """Start one for every CPU of the cluster but the reserved ones."""
+        """Start one for every CPU of the cluster except the reserved ones."""
         named = {n: (_name(job), run_id) for n, (job, run_id) in jobs.items()}
         write, written = graph_writer(log), set[str]()
 
@@ -84,7 +84,7 @@ class Farm:
 
         count = max(self.num_cpus - reserved, 1)
         actors = [FarmActor(self._ray, make, self._check) for _ in range(count)]
-        for actor in actors:  # side by side: each imports torch
+        for actor in actors:  # side by side, since each imports torch
             actor.start()
         workers: list[Worker] = [
             FarmWorker(actor, seconds, receive) for _ in range(_CALLS) for actor in actors
@@ -102,7 +102,7 @@ class Farm:
         named = [_name(job) for job in jobs]
         kinds = gpu_kinds(self._ray.nodes())
         num_gpus = int(on_gpu or bool(kinds))
-        for kind, count in (kinds or {"": 1}).items():  # where there is no GPU, _open says so
+        for kind, count in (kinds or {"": 1}).items():  # without a GPU, _open raises
             resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": num_gpus}
             resources |= {"accelerator_type": kind} if kind else {}
             made = self._actor(_Measurer, **resources)
@@ -146,7 +146,7 @@ def _connected(address: str) -> Any:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError if nobody listens there: Ray itself tries for minutes."""
+    """Raise OSError if there is no listener, which Ray itself would try for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), _KNOCK_S).close()
@@ -175,7 +175,7 @@ def gpu_kinds(nodes: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def different(mine: dict[str, Any], about: dict[str, Any]) -> str:
-    """Say in which versions a worker differs from this process; empty if in none."""
+    """Return the versions in which a worker differs from this process; empty if none."""
     theirs = about["versions"]
     unlike = [name for name in _COMPARED if mine.get(name) != theirs.get(name)]
     if not unlike:
@@ -188,7 +188,7 @@ def different(mine: dict[str, Any], about: dict[str, Any]) -> str:
 
 
 def gpu_in_use(about: dict[str, Any]) -> str:
-    """Say that others use a worker's GPU; empty if nobody does, or it has none."""
+    """Return a sentence if others use a worker's GPU; empty if not, or it has none."""
     used, total = about["gpu_used"], about["gpu_total"]
     if used <= _MOST_USED * total:
         return ""
@@ -201,22 +201,22 @@ def gpu_in_use(about: dict[str, Any]) -> str:
 class FarmActor:
     """A process of the cluster. It answers its calls one after the other.
 
-    If it dies, all its calls go to the next one, but one at a time: a config that ends its process
-    costs no other config.
+    If it dies, all its calls go to the next one, but one at a time, so that a config that ends its
+    process costs no other config.
     """
 
     def __init__(
         self, ray: Any, make: Callable[[], Any], check: Callable[[dict[str, Any]], None]
     ) -> None:
         self.ray = ray
-        self.calls: list[FarmWorker] = []  # whose answers are to come; the first one runs
-        self.depth = _CALLS  # how many of them are there, and do not wait here
+        self.calls: list[FarmWorker] = []  # whose answers are awaited; the first one runs
+        self.depth = _CALLS  # how many of them the actor has
         self._make, self._check = make, check
         self._actor: Any = None
-        self._about: Any = None  # of an actor that has not answered yet
+        self._about: Any = None  # awaited from an actor that has not answered yet
 
     def start(self) -> None:
-        """Start its process, and wait for nothing."""
+        """Start its process without waiting."""
         self._actor = self._make()
         self._about = self._actor.about.remote()
 
@@ -226,7 +226,7 @@ class FarmActor:
                 call.reply = self._run(call.task)
 
     def send_again(self, depth: int) -> None:
-        """Send it again after a death: what was there is lost."""
+        """Send it again after a death, since what the actor had is lost."""
         self.depth = depth
         for call in self.calls:
             call.reply = None
@@ -262,7 +262,7 @@ class FarmActor:
 
 
 class FarmWorker(Worker):
-    """A call of an actor. A config that takes too long costs its actor, which is made anew."""
+    """A call of an actor. If a config takes too long, its actor is replaced."""
 
     def __init__(
         self,
@@ -306,7 +306,7 @@ class FarmWorker(Worker):
         return answer
 
     def _died(self, how: str) -> Any:
-        """Note that its process died with each try; whose fault it was is known if it was alone."""
+        """Note that its process died with each try. If it was alone, it was the cause."""
         if self._actor.depth > 1 and len(self._actor.calls) > 1:
             self._actor.send_again(1)
             return None
@@ -339,7 +339,7 @@ class FarmWorker(Worker):
 
 
 def _about() -> dict[str, Any]:
-    """Return what the driver compares before it gives it work."""
+    """Return what the driver compares before it sends work."""
     used = total = 0
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
@@ -353,7 +353,7 @@ def _about() -> dict[str, Any]:
 
 
 def _check_versions(wanted: dict[str, Any]) -> None:
-    """Raise if this process differs from the driver: an actor may come again anywhere."""
+    """Raise if this process differs from the driver, since an actor may restart anywhere."""
     reason = different(wanted, _about())
     if reason:
         raise SundogError(reason)
@@ -369,7 +369,7 @@ def _job(name: JobName) -> Job:
 
 
 class _Compiler:
-    """Compiles a config at a time, and sends the graphs that it has not sent before."""
+    """Compiles one config at a time, and sends graphs that it has not sent before."""
 
     def __init__(
         self, named: dict[int, tuple[JobName, str]], target: str, wanted: dict[str, Any]
@@ -385,7 +385,7 @@ class _Compiler:
         return _about()
 
     def _keep(self, graph: Any) -> str:
-        made = encode(graph)  # here: the process that writes has one core for all
+        made = encode(graph)  # here, since the process that writes has one core for all
         # Above 100 KB Ray moves a reply through its object stores; rows shrink to a tenth of that.
         rows = zlib.compress("\n".join(made.rows).encode(), 1)
         self._graphs.append((made._replace(rows=[]), rows))

@@ -1,8 +1,8 @@
-"""The world that measures: it takes configs from a pipe, one list after the other.
+"""The world that measures takes lists of configs from a pipe.
 
-Rank 0 hears the list and tells the others, so that all ranks try the same config; whether a result
-is right is what all ranks say together. A config alone is timed in one go, which is quick; several
-in one list are timed interleaved, with more samples.
+Rank 0 receives the list and passes it to the others, so that all ranks try the same config. All
+ranks together judge whether a result is right. A single config is timed in one go, which is quick;
+several in one list are timed interleaved, with more samples.
 
 One world serves all algorithms of an op: opening one takes longer than measuring twenty configs.
 """
@@ -31,20 +31,20 @@ from .space import Job, fields_text
 Timer = Callable[[World, Sequence[Variant], int, int], list[Times]]  # samples, calls in each
 Task = tuple[int, list[Any]]  # which of the jobs, and its configs
 
-WHERE = "where"  # a task: what does the world run on?
+WHERE = "where"  # the task that asks what the world runs on
 _POISON = 0x7B
 _MOST_SETS = 4
-_SAMPLE_S, _MOST_CALLS = 1e-3, 20  # a sample is about so long, but has no more calls
-# What a sample takes at most, unless one call takes longer. A config of one program may be 90 times
-# as slow as the best: with 20 calls to a sample it took 2.6 s, as long as 40 others.
+_SAMPLE_S, _MOST_CALLS = 1e-3, 20  # a sample is about this long, but has at most this many calls
+# The longest sample, unless one call takes longer. A config of one program may be 90 times as slow
+# as the best: with 20 calls a sample it took 2.6 s, as long as 40 others.
 _LONGEST_S = 10e-3
-# Roughly what a GPU of today does in a second: only to choose how many calls make a sample.
+# Roughly what today's GPUs do in a second, only to choose how many calls make a sample.
 _BYTES, _LINK_BYTES, _FLOPS, _LEAST_S = 4e12, 5e10, 7e14, 5e-6
 
 
 @dataclass(frozen=True)
 class TunePlace:
-    """Where it is measured: what a world is opened with."""
+    """Where configs are measured: the arguments of the world."""
 
     backend: str
     link: str = ""
@@ -55,7 +55,7 @@ class TunePlace:
 
 @dataclass(frozen=True)
 class Where:
-    """What the world found itself on: the parent must not ask CUDA, or it could not fork again."""
+    """What the world runs on. The parent must not ask CUDA, or it could not fork again."""
 
     target: str  # nvidia-h200
     arch: str  # sm_90
@@ -71,9 +71,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Set:
-    """Inputs, what must come of them, and where it goes.
+    """Inputs, the expected results, and the outputs.
 
-    `given` are whole numbers, to compare results with; `normal` is what times are taken on.
+    `given` are whole numbers, for comparing results; `normal` are for timing.
     """
 
     given: tuple
@@ -88,7 +88,7 @@ def time_on_gpu(world: World, variants: Sequence[Variant], samples: int, calls: 
 
 
 def serve_world(jobs: Sequence[Job], place: TunePlace, timer: Timer = time_on_gpu) -> Body:
-    """Make a worker's body: it opens the world, says what it runs on, then answers tasks."""
+    """Make a worker's body, which opens the world, reports what it runs on, and answers tasks."""
 
     def body(pipe: Connection) -> None:
         def main(world: World) -> None:
@@ -104,7 +104,7 @@ def _serve(
 ) -> None:
     task = _hear(world, pipe)
     while task is not None:
-        if task == WHERE:  # at once: configs are compiled while the inputs are made
+        if task == WHERE:  # at once, so that configs are compiled while inputs are made
             _tell(world, pipe, _where(world))
         job = jobs[0 if task == WHERE else task[0]]
         with world.scope():
@@ -126,7 +126,7 @@ def _tell(world: World, pipe: Connection, reply: Any) -> None:
 
 
 def _same_inputs(a: Job, b: Job) -> bool:
-    """Return whether they take the same inputs: algorithms of one op share its functions."""
+    """Return whether they take the same inputs, as algorithms of one op do."""
     mine, other = a.module, b.module
     same = mine.inputs is other.inputs and mine.reference is other.reference
     return same and a.problem == b.problem
@@ -154,7 +154,7 @@ def _measure(
     found: list[Measured] = []
     while len(found) < len(configs):
         left = configs[len(found) :]
-        with world.scope():  # for what a plan took that did not fit
+        with world.scope():  # frees what a plan took that did not fit
             found += _in_turns(world, job, left, sets, place, timer, samples)
     return found
 
@@ -163,7 +163,7 @@ def _in_turns(
     world: World, job: Job, configs: list[Any], sets: list[_Set], place: TunePlace, timer: Timer,
     samples: int,
 ) -> list[Measured]:  # fmt: skip
-    """Measure the first of them: those whose plans fit the heap together, at least one."""
+    """Measure the first of them whose plans fit the heap together, at least one."""
     found: dict[int, Measured] = {}
     plans: dict[int, Plan] = {}
     variants: dict[int, Variant] = {}
@@ -182,7 +182,7 @@ def _in_turns(
     num_calls = _calls(job, place, slowest)
     timed = timer(world, list(variants.values()), samples, num_calls) if variants else []
     for number, times in zip(variants, timed, strict=True):
-        # Behind a link rank 0 alone is measured; elsewhere an op is done when its last rank is.
+        # Over a link only rank 0 is measured; elsewhere an op is done when its last rank is.
         seconds = [ranks[0] for ranks in times.samples] if place.link else times.slowest
         found[number] = Measured([1e3 * second for second in seconds])
     for plan in reversed(plans.values()):
@@ -193,29 +193,29 @@ def _in_turns(
 def _try(
     world: World, job: Job, config: Any, sets: list[_Set], number: int, plans: dict[int, Plan]
 ) -> Failure | float | None:
-    """Plan and compare with the reference. What one rank says fails it for all.
+    """Plan and compare with the reference. A failure on one rank counts for all.
 
-    If it is right: about the seconds of a call, or more; the same on all ranks. None if there is no
-    room for it beside the other plans.
+    If it is right, return roughly the seconds of a call, or more, the same on all ranks; None if
+    there is no room for it beside the other plans.
     """
     try:
         plans[number] = job.module.plan(world, job.problem, config)
-    except (ValueError, OutOfHeap) as error:  # on all ranks alike
+    except (ValueError, OutOfHeap) as error:  # on all ranks
         if plans and isinstance(error, OutOfHeap):
             return None
         return Failure("error", f"{type(error).__name__}: {error}")
     told = world.exchange(_wrong(world, plans[number], sets), "verdict")
     failures = [verdict for verdict in told if isinstance(verdict, Failure)]
     if failures:
-        world.barrier()  # sets the flags back, if a wait ran out
+        world.barrier()  # resets the flags if a wait expired
         return failures[0]
     return min(verdict for verdict in told if not isinstance(verdict, Failure))
 
 
 def _wrong(world: World, plan: Plan, sets: list[_Set]) -> Failure | float:
-    """Call with each set in a row; return what is wrong on this rank, or seconds of the last call.
+    """Call with each set in a row. Return what is wrong on this rank, or the last call's seconds.
 
-    Those include the time in which the hosts of all ranks put it on their streams.
+    These include the time in which all ranks' hosts put it on their streams.
     """
     clock = _Clock(world)
     for each in sets:
@@ -231,7 +231,7 @@ def _wrong(world: World, plan: Plan, sets: list[_Set]) -> Failure | float:
         return Failure("timeout", str(error))
     except (NotResident, TritonError) as error:  # too many programs, or too much shared memory
         return Failure("error", f"{type(error).__name__}: {error}")
-    if world.passive:  # behind a link, a stand-in computes nothing
+    if world.passive:  # over a link, a stand-in computes nothing
         return clock.seconds
     unequal = [(each.out.view(each.want.shape) != each.want).sum() for each in sets]
     counts = torch.stack(unequal).tolist()  # one wait for all of them
@@ -243,7 +243,7 @@ def _wrong(world: World, plan: Plan, sets: list[_Set]) -> Failure | float:
 
 
 class _Clock:
-    """The GPU's clock, on this rank's stream; without a GPU it stands still."""
+    """The GPU's clock on this rank's stream, which stands still without a GPU."""
 
     def __init__(self, world: World) -> None:
         is_gpu = world.device.type == "cuda"
@@ -263,7 +263,7 @@ class _Clock:
 
 
 def _calls(job: Job, place: TunePlace, slowest: float) -> int:
-    """Count the calls of a sample: one of a large problem, or a slow config, is long enough."""
+    """Count the calls of a sample. For a large problem or a slow config one is long enough."""
     cost = job.module.cost(job.problem)
     seconds = max(cost.hbm_bytes * job.size / _BYTES, cost.flops * job.size / _FLOPS, _LEAST_S)
     if place.link:
@@ -277,7 +277,7 @@ def _call(plan: Plan, each: _Set) -> Callable[[], Any]:
 
 
 def _sets_to_time(world: World, job: Job) -> int:
-    """Count the inputs that it takes for one to leave the L2 cache: a large one leaves alone."""
+    """Count the sets that it takes for one to leave the L2 cache; a large one leaves by itself."""
     if world.device.type != "cuda":
         return 1
     moved = max(job.module.cost(job.problem).hbm_bytes * world.size, 1)
@@ -285,7 +285,7 @@ def _sets_to_time(world: World, job: Job) -> int:
 
 
 def _sets(world: World, job: Job) -> list[_Set]:
-    """Make at least two sets, so that a second call, right after the first, is compared too."""
+    """Make at least two sets, so that a second call right after the first is also compared."""
     sets = []
     timed = _sets_to_time(world, job)
     for seed in range(max(timed, 2)):

@@ -1,9 +1,8 @@
-"""What is tuned, and how: an algorithm, a problem, the configs that may be tried, the searches.
+"""The search space: an algorithm, a problem, the configs that may be tried; and the searches.
 
 Each search is a short function over one evaluator. That takes configs, and the number of their
-generation, and returns what each takes, in milliseconds, None where it failed. It knows what it was
-asked before: asking again costs nothing, which is also how a run is resumed, by doing it again with
-the same seed.
+generation, and returns each one's milliseconds, or None if it failed. It remembers its answers, so
+asking again costs nothing. A run is resumed by running it again with the same seed.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ def jobs(op: str, problem: str, size: int) -> list[Job]:
 
 @dataclass(frozen=True)
 class Space:
-    """The configs of an algorithm that its `valid` takes, its default first.
+    """The configs that an algorithm's `valid` accepts, its default first.
 
-    `scores`: what a model expects of each, the least is the best; empty where it knows nothing.
+    `scores` are a model's expectations, the least for the best; empty where it knows nothing.
     """
 
     configs: tuple[Any, ...]
@@ -62,7 +61,7 @@ class Space:
 
     @staticmethod
     def of(job: Job, num_sms: int, arch: str = "") -> Space:
-        """`arch`: the target; without it this machine's."""
+        """Make the space for a target, by default this machine's."""
         with gpu_limits.aim(arch or gpu_limits.here().arch):
             tried = [job.module.default(job.problem, num_sms)]
             for config in job.module.space(job.problem):
@@ -75,7 +74,7 @@ class Space:
         return Space(usable)
 
     def neighbours(self, config: Any) -> list[Any]:
-        """Return those that differ in one field, by one step among the values of the space."""
+        """Return the configs that differ in one field, by one step among the space's values."""
         mine = self._key(config)
         found = []
         for place, value in enumerate(mine):
@@ -126,10 +125,10 @@ def _steps(values: list[Any], value: Any) -> list[Any]:
 
 
 def _for_sms(config: Any, num_sms: int) -> list[Any]:
-    """Return it as it is on a rank with a part of a GPU, and itself if that is enough for it.
+    """Return a config for a rank with a part of a GPU, or the config itself if it fits.
 
-    A space is written for all SMs of a GPU: programs, and those that fetch, shrink alike. More than
-    one program per SM is never tried: alone they may fit, beside another op they may not.
+    A space is written for all SMs of a GPU; numbers of programs and fetchers shrink in proportion.
+    More than one program per SM is never tried: alone they may fit, but not beside another op.
     """
     asked = {name: getattr(config, name, 0) for name in _PROGRAMS}
     share = num_sms / NUM_SMS
@@ -139,7 +138,7 @@ def _for_sms(config: Any, num_sms: int) -> list[Any]:
 
 
 def fields_text(value: Any) -> str:
-    """numel=4096,dtype=bfloat16: as one writes it on the command line."""
+    """Return fields as on the command line: numel=4096,dtype=bfloat16."""
     words = []
     for field in dataclasses.fields(value):
         each = getattr(value, field.name)
@@ -156,14 +155,14 @@ Search = Callable[[Space, Evaluate, int, random.Random], None]
 
 _FIRST_SHARE = 5  # pattern: this part of the budget is spent on random configs first
 _TOGETHER = 4  # and a generation tries the neighbours of this many of the best
-_PROPOSED = 4  # by the model, for a generation at most; the first has the default as well
+_PROPOSED = 4  # by the model, at most, per generation; the first also has the default
 
 
 def exhaustive(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -> None:
-    """Try the default, then the others in random order, as far as the budget goes.
+    """Try the default, then the others in random order, within the budget.
 
-    In a space's own order neighbours differ in the grid alone, so compilers side by side would all
-    make the same kernel; and what drifts while it is measured would look like a field's doing.
+    In a space's own order neighbours differ only in the grid, so compilers side by side would all
+    make the same kernel, and drift during the measurements would look like the effect of a field.
     """
     first, *others = space.configs[:budget]
     evaluate([first, *rng.sample(others, len(others))], 0)
@@ -178,7 +177,7 @@ def pattern(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -
     """Try random configs, then neighbours of the best, until the budget or the space is spent.
 
     A generation tries the neighbours of the best few that have some left, so that a search that is
-    stuck at one goes on around the next.
+    stuck at one continues around the next.
     """
     times: dict[Any, float | None] = {}
 
@@ -194,10 +193,10 @@ def pattern(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -
 
 
 def by_model(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -> None:
-    """Try the default and what the model expects to be fastest, then what may be faster than that.
+    """Try the default and what the model expects to be fastest, then what may be even faster.
 
-    The model proposes, the GPU decides, and what was measured updates the model: a small budget is
-    spent one config at a time. Where the model knows nothing, the pattern search runs.
+    The model proposes, the GPU decides, and measurements update the model. A small budget is spent
+    one config at a time. Where the model knows nothing, the pattern search runs.
     """
     if not space.scores:
         pattern(space, evaluate, budget, rng)
@@ -260,9 +259,9 @@ def _untried(space: Space, times: dict[Any, float | None], rng: random.Random) -
 
 
 def proposals(space: Space, times: dict[Any, float | None], count: int) -> list[Any]:
-    """Return untried configs: those that are likely to be faster than the best by most come first.
+    """Return untried configs, those with the largest expected improvement first.
 
-    Before anything is measured, those with the least scores do.
+    Before anything is measured, those with the least scores come first.
     """
     numbers = {config: number for number, config in enumerate(space.configs)}
     known = {numbers[c]: t for c, t in times.items() if t is not None and c in numbers}
@@ -277,13 +276,13 @@ def _values(config: Any) -> tuple[Any, ...]:
 
 
 # how measurements update a model: its error is a Gaussian process over the configs, since configs
-# whose fields are alike err alike. The figures were chosen on tasks that no test part has: see
-# benchmarks/learn/README.md.
+# with similar fields have similar errors. The figures were chosen on tasks that no test part has:
+# see benchmarks/learn/README.md.
 
 _ERROR = 0.08  # of a score, in logarithms of time: what the model gets wrong
 _REACH = 1.5  # of an error, in doublings of a field; another word is two away
 _NOISE = 0.02  # of a measurement
-_LEVEL = 5.0  # of the factor that all configs of a problem share: nothing is known of it
+_LEVEL = 5.0  # of the unknown factor that all configs of a problem share
 
 
 def update(
@@ -315,7 +314,7 @@ def _covariance(configs: Sequence[Sequence[Any]], seen: list[int]) -> numpy.ndar
 
 
 def _apart(values: tuple[Any, ...], seen: list[int]) -> numpy.ndarray:
-    """Return squared distances in one field: of logarithms; of what is no number, 0 or 4."""
+    """Return squared distances in one field: between logarithms, or 0 or 4 between words."""
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
         words = numpy.array([str(value) for value in values])
         return 4.0 * (words[:, None] != words[seen])

@@ -6,8 +6,8 @@
         print(tuned.op, tuned.config, tuned.milliseconds)
 
 Every config that is tried is compiled, compared with the reference and timed, and is a row of the
-dataset `log`, whatever comes of it. The best goes into the user's cache, which `algo="auto"` and
-defaults read. `targets` compiles only, for GPUs that are not here: nothing is timed, and no time is
+dataset `log`, whatever the outcome. The best goes into the user's cache, which `algo="auto"` and
+defaults read. `targets` only compiles, for GPUs that are not here: nothing is timed, and no time is
 made up.
 """
 
@@ -63,9 +63,9 @@ from .space import (
 )
 
 _FINALISTS = 5
-_COMPILE_S, _MEASURE_S = 180.0, 120.0  # after which a config hangs; opening a world included
+_COMPILE_S, _MEASURE_S = 180.0, 120.0  # until a config counts as hung, a world's opening included
 _MOST_COMPILERS = 14
-_AHEAD = 2  # configs that each of them compiles for the next search, to bridge its beginning
+_AHEAD = 2  # configs that each compiles for the next search, to bridge its beginning
 
 _Workers = tuple[Compilers, Sequence[Worker]]  # and the worlds that measure
 
@@ -86,8 +86,8 @@ class Tuned:
     default: Any
     default_milliseconds: float | None  # measured interleaved with the best
     seconds: float  # of the whole run
-    busy: float  # part of it in which the GPU's process had something to do
-    writing: float  # part of it that rows took
+    busy: float  # the part in which the GPU's process was busy
+    writing: float  # the part that rows took
     unknown_to_model: bool = False  # which should have led: the pattern search ran instead
 
     @property
@@ -106,7 +106,7 @@ class _SearchOptions:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those that describe a run."""
+        """The settings that describe a run."""
         return {"search": self.search, "budget": self.budget, "seed": self.seed}
 
 
@@ -152,7 +152,7 @@ def tune(
 
 
 def default_log(op: str) -> str:
-    """Name the dataset of an op where nobody has."""
+    """Return the default name of an op's dataset."""
     return f"tune-{op.rpartition('/')[2]}"
 
 
@@ -169,7 +169,7 @@ def _check(budget: int, search: str, log: str, targets: Sequence[str]) -> None:
 
 
 def _check_gpu() -> None:
-    """Raise if the processes of this machine can't measure."""
+    """Raise if this machine's processes can't measure."""
     if torch.cuda.is_initialized():
         raise SundogError(
             "tuning forks this process, which has used CUDA already. Call it first, or from the "
@@ -184,7 +184,7 @@ def _check_gpu() -> None:
 
 @dataclass(frozen=True)
 class Described:
-    """A job that is not refused."""
+    """A job that its algorithm accepts."""
 
     number: int  # among all
     job: Job
@@ -195,7 +195,7 @@ class Described:
 def describe_all(
     found: list[Job], where: Where, backend: str, settings: dict[str, Any]
 ) -> list[Described]:
-    """Describe every job, before the compilers are forked: they need the descriptions."""
+    """Describe every job before the compilers, which need the descriptions, are forked."""
     described = []
     for number, space in spaces(found, where.num_sms, where.arch).items():
         job = found[number]
@@ -215,7 +215,7 @@ def _describe(
     source: list[dict[str, Any]] = []
     for kernel in kernels:
         source += [item for item in _source(kernel) if item not in source]
-    # A broadcast and a scatter launch one kernel on equal problems: their file tells them apart.
+    # A broadcast and a scatter launch the same kernel on equal problems: their files differ.
     fields = {"algorithm": relative_path(str(job.module.__file__))}
     fields |= {name: getattr(job.problem, name) for name in job.problem.__dataclass_fields__}
     return RunInfo(
@@ -232,7 +232,7 @@ def _describe(
     )  # fmt: skip
 
 
-_source = functools.cache(kernel_source)  # the same for all problems, and takes 0.2 s
+_source = functools.cache(kernel_source)  # the same for all problems; takes 0.2 s
 
 
 def _compile_only(
@@ -332,7 +332,7 @@ def _search(
             SEARCHES[options.search](space, evaluator, options.budget, rng)
             evaluator.measure_again(_FINALISTS, space.configs[0])
             whole = True
-        finally:  # Ctrl-C too: what was measured counts
+        finally:  # also after Ctrl-C, since what was measured counts
             config, milliseconds = evaluator.best or (None, None)
             if milliseconds is not None:
                 run = f"{os.path.basename(options.log)} {info.run_id[:16]}"
@@ -368,11 +368,11 @@ class LocalPool:
         yield [Worker(serve_world(jobs, place, timer), seconds)]
 
     def close(self) -> None:
-        """Do nothing: its processes were ended one by one."""
+        """Do nothing, since its processes were ended one by one."""
 
 
 def _where(measurers: Sequence[Worker]) -> Where:
-    """Open the worlds, which takes a while, and return what they run on."""
+    """Open the worlds, which takes a while. Return what they run on."""
     for measurer in measurers:
         measurer.submit(WHERE)
     replies: list[Where | Failure] = [measurer.wait() for measurer in measurers]

@@ -1,4 +1,4 @@
-"""`sundog tune`: from the command line's options to a tuning run, and the result in words."""
+"""`sundog tune`: run the tuner with the command line's options, and print the result."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
     @helion.kernel(autotuner_fn=record_autotuning("runs/add", sundog.tune_helion(budget=5)))
 
-Helion draws configs of the kernel's space and generates their code. A launch of each that is only
-recorded says its grid; the model orders them, processes compile the first few times `budget`, and
-the model orders those again, as `tune_triton` does. Helion measures `budget` of them, one at a
-time, and each measurement updates the model. On a GPU that the model does not know, Helion's own
-search runs.
+Helion draws configs of the kernel's space and generates their code. A launch of each, which is only
+recorded, shows its grid. The model orders them, processes compile the first few times `budget`, and
+the model orders those again, as in `tune_triton`. Helion measures `budget` of them, one at a time,
+and each measurement updates the model. On a GPU that the model does not know, Helion's own search
+runs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def tune_helion(budget: int = 20) -> Callable[..., Any]:
 
 
 class ModelSearch(FiniteSearch):
-    """A search of Helion's that asks the model which of the configs it drew to measure."""
+    """A search of Helion's that asks the model which of the drawn configs to measure."""
 
     def __init__(self, kernel: Any, args: Sequence[object], budget: int) -> None:
         drawn = kernel.config_spec.create_config_generation(
@@ -80,7 +80,7 @@ class ModelSearch(FiniteSearch):
         return best.config_
 
     def _proposed(self) -> Space:
-        """Return the configs that the model likes, compiled, the best first."""
+        """Return the configs that the model prefers, compiled, the best first."""
         launches = {point: self._launch(point.config_) for point in _points(self.configs)}
         known = {point: launch for point, launch in launches.items() if launch is not None}
         if not known:
@@ -101,7 +101,7 @@ class ModelSearch(FiniteSearch):
 
         try:
             self.kernel.compile_config(config, allow_print=False)(*self.args, _launcher=record)
-        except Exception as error:  # of this config alone: if all fail, the last is the reason
+        except Exception as error:  # of this config only; if all fail, the last error is the reason
             self._refused = error
         return found[0] if found else None
 
@@ -117,7 +117,7 @@ class ModelSearch(FiniteSearch):
 
 @dataclasses.dataclass(frozen=True)
 class _Launch:
-    """A launch of generated code that did not happen."""
+    """A launch of generated code that was recorded, not made."""
 
     kernel: JITFunction
     grid: tuple[int, ...]
@@ -130,7 +130,7 @@ class _Launch:
         return RecordedLaunch(self.kernel, tuple(pointer(a, 0) for a in self.args), options, {})
 
     def known(self, config: Any) -> dict[str, Any]:
-        """Return what the model is asked with: see learn/features.py."""
+        """Return the model's input: see learn/features.py."""
         tensors = {a.data_ptr(): a for a in self.args if isinstance(a, torch.Tensor)}
         largest = max(tensors.values(), key=lambda tensor: tensor.nbytes)
         blocks = list(config.get("block_sizes", []))
@@ -145,7 +145,7 @@ class _Launch:
 
 
 def _built(launches: list[RecordedLaunch], arch: str) -> list[Built | Failure]:
-    """Compile with all stages kept: while it tunes, Helion lets Triton keep binaries alone."""
+    """Compile and keep all stages: while it tunes, Helion lets Triton keep only binaries."""
     with tempfile.TemporaryDirectory() as folder, knobs.cache.scope(), knobs.compilation.scope():
         knobs.cache.dir, knobs.compilation.store_binary_only = folder, False
         return build_all(launches, arch)
@@ -157,7 +157,7 @@ def _arch(kernel: Any) -> str:
 
 
 def _points(configs: Sequence[Any]) -> list[Any]:
-    """Make a point of each config: a field for each number, and a word for what is none."""
+    """Make a point of each config, with a field for each number, and a word for anything else."""
     flat = [_flat(dict(config)) for config in configs]
     names = sorted({name for each in flat for name in each})
     fields = [(name, Any, dataclasses.field(default=None)) for name in names]

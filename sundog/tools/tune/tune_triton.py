@@ -3,10 +3,10 @@
     tuned = sundog.tune_triton(matmul_kernel, grid, (a, b, c, m, n, k), budget=5)
     matmul_kernel[grid](a, b, c, m, n, k)       # launches tuned.config from now on
 
-The model orders the configs by what the launch says of them, processes compile the first few times
-`budget`, and the model orders those again by their registers, shared memory and TTGIR. The GPU
-measures `budget` of them, and each measurement corrects the order of the rest. Each is a row of the
-dataset `log`. On a GPU that the model does not know, the pattern search runs.
+The model orders the configs by their launches, processes compile the first few times `budget`, and
+the model orders those again by their registers, shared memory and TTGIR. The GPU measures `budget`
+of them, and each measurement corrects the order of the rest. Each is a row of the dataset `log`. On
+a GPU that the model does not know, the pattern search runs.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from .._pool import Failure
 from .compile_configs import Built, build_all
 from .space import SEARCHES, Space
 
-_COMPILED = 4  # times the budget: what is compiled for the model to look at
+_COMPILED = 4  # times the budget: configs that are compiled for the model
 _SIZES = ("m", "n", "k", "batch", "heads", "seq", "dim")  # arguments that the model knows by name
 _LOST = ("CUDA error", "illegal memory access", "misaligned address", "launch failure")
 
-Timer = Callable[[Callable[[], Any]], Sequence[float]]  # a launch; its milliseconds, each
+Timer = Callable[[Callable[[], Any]], Sequence[float]]  # from a launch to milliseconds
 
 
 @dataclass(frozen=True)
 class TritonTuned:
-    """The best config of a kernel, and what it took to find it."""
+    """The best config of a kernel, and how it was found."""
 
     kernel: str
     config: Config | None  # None where every config failed
     milliseconds: float | None
     tried: int
     failed: int
-    error: str  # of the last that failed
-    by_model: bool  # or by the pattern search, where the model does not know this GPU
+    error: str  # of the last failure
+    by_model: bool  # else by the pattern search, since the model does not know this GPU
     compiled: int
     seconds: float
     run_id: str
@@ -63,7 +63,7 @@ class TritonTuned:
 
 
 def time_launch(launch: Callable[[], Any]) -> Sequence[float]:
-    """Time launches one by one, each after a write that leaves nothing of its inputs in L2."""
+    """Time launches one by one, each after a write that clears its inputs from L2."""
     from triton.testing import do_bench
 
     return do_bench(launch, warmup=2, rep=8, return_mode="all")
@@ -87,7 +87,7 @@ def tune_triton(
     """Measure at most `budget` configs of `kernel[grid](*args, **kwargs)`; return the best.
 
     `configs` are those of the kernel's `@triton.autotune` unless given. `flops` of the launch and
-    `trips` of a program's innermost loop, by the config's fields, help the model; it does without.
+    `trips` of a program's innermost loop, by the config's fields, help the model but are optional.
     A kernel with `@triton.autotune` launches the best from now on, for arguments of the same key.
     """
     begin = time.monotonic()
@@ -238,7 +238,7 @@ class _TritonJob:
 
 
 def _plain(name: str) -> str:
-    """BLOCK_SIZE_M is BLOCK_M in the dataset."""
+    """Return the dataset's name of a field: BLOCK_M for BLOCK_SIZE_M."""
     return name.replace("_SIZE", "") if name.isupper() else name
 
 
@@ -259,7 +259,7 @@ class _Run:
         return min(timed, key=lambda point: timed[point]) if timed else None
 
     def proposed(self, space: Space, budget: int) -> Space:
-        """Return the configs that the model likes, compiled, the best first; or all, unordered."""
+        """Return configs that the model prefers, compiled, the best first; or all, unordered."""
         points = _ranked(self._job, {point: None for point in space.configs})
         if points is None:
             return space
@@ -276,7 +276,7 @@ class _Run:
         return [self.times[point] for point in points]
 
     def _compile(self, points: list[Any]) -> None:
-        """Fill Triton's cache in processes side by side: the launch finds its binary there."""
+        """Fill Triton's cache in processes side by side, where the launch finds its binary."""
         new = [point for point in dict.fromkeys(points) if point not in self.compiled]
         if not new:
             return
@@ -310,7 +310,7 @@ class _Run:
 
 
 def _ranked(job: _TritonJob, built: Mapping[Any, Built | None]) -> dict[Any, float] | None:
-    """Return the model's scores, the best first; None where it does not know this GPU."""
+    """Return the model's scores, the best first; None if it does not know this GPU."""
     known = [job.known(point, compiled) for point, compiled in built.items()]
     scores = predict(known, key_of(job.device)) if known else None
     if scores is None:
