@@ -35,10 +35,10 @@ from sundog.device import context, memory, signal
 # 2. multiply the peer's tiles by the matching rows of B, reading A straight from the peer's
 #    memory.
 #
-# The loop starts with this rank's own part, which needs no link. By the time that it comes to a
-# peer, the peer has usually signalled. The price is the order of the sum: each rank adds the
-# parts in a different order, so ranks may differ in the last bits. (With `order = range(size)`
-# they would not.)
+# The loop starts with this rank's own part, which needs no link. By the time that it reaches a
+# peer, the peer has usually signalled. The price is the order of the sum: each rank adds the parts
+# in a different order, so ranks may differ in the last bits. (With `order = range(size)` they would
+# not.)
 #
 # A program must not touch a peer's A before the peer says so, and the peer must not change its A
 # before everybody has read it. Again: *ready* before, *done* after.
@@ -112,9 +112,9 @@ def fused(world: sundog.World, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor
 # ## Comparison with torch
 #
 # Small whole numbers make every product and sum exact, so the fused result must equal torch's bit
-# by bit, in any order of the sum. `world.all_gather_matmul` must as well. It has three algorithms
-# (gather first, fetch into a buffer while multiplying, read from the peers directly), TMA where
-# the GPU has it, bias and activation, and it picks the fastest by what was measured.
+# by bit, in any order of the sum. `world.all_gather_matmul` must as well. Its algorithms gather
+# first, fetch into a buffer while multiplying, or read from the peers directly. It has TMA where
+# the GPU does, bias and activation, and picks the fastest by what was measured.
 
 
 def main(world: sundog.World, m: int = 60, n: int = 90, k_part: int = 48) -> torch.Tensor:

@@ -33,7 +33,7 @@ from sundog.testing import check
 #
 # It sums a tensor over all ranks. Every rank copies its tensor to its symmetric buffer, all ranks
 # meet, and every rank reads all buffers. They meet on the *signal pad*: words that symmetric memory
-# has beside each buffer. One thread per peer sets the peer's word by a compare-and-swap and takes
+# keeps beside each buffer. One thread per peer sets the peer's word by a compare-and-swap and takes
 # its own. `%tid` says which thread it is.
 
 

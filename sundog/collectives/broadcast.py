@@ -1,4 +1,4 @@
-"""Broadcast: rank `src`'s tensor on every rank. It pushes; the others wait for it only."""
+"""Broadcast: every rank gets rank `src`'s tensor. `src` pushes; the others wait only for it."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def broadcast(
 ) -> Any:  # fmt: skip
     """Copy rank `src`'s x to all, like torch's broadcast, but into `out`; `out=x` overwrites x.
 
-    `x` has the same size on every rank, its values count on rank `src`. Without `out` the result
-    is an ordinary tensor. An `out` that is not symmetric is filled by way of one that is. With
-    `async_op` a handle, whose `wait()` gives the result.
+    `x` has the same size on every rank; only its values on rank `src` count. Without `out` the
+    result is an ordinary tensor. An `out` that is not symmetric is filled through one that is. With
+    `async_op=True`, returns a handle; `handle.wait()` returns the result.
     """
     src = world._check_rank(src)
     x = packed(world, "broadcast", x, explain)
@@ -93,7 +93,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if is_src and x.data_ptr() != out.data_ptr():
-            # Not by the kernel: if out is x, its programs would race.
+            # Not by the kernel, whose programs would race if out is x.
             out.detach().copy_(x.detach())
         pushed.launch(x, out)
         return out

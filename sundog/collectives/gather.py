@@ -1,6 +1,6 @@
-"""Gather: rank `dst` gets all ranks' tensors, one after the other. It pulls, the others wait.
+"""Gather: rank `dst` gets all ranks' tensors, one after the other. `dst` pulls; the others wait.
 
-Who is not `dst` says that its tensor is there, and leaves when `dst` has read it.
+Every other rank signals that its tensor is there, and leaves when `dst` has read it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return the answer on a rank, from all ranks' inputs: None but on `dst`."""
+    """Return the answer on `dst`, from all ranks' inputs, and None on other ranks."""
     whole = torch.cat([part.flatten() for part in parts])
     return whole if rank == problem.dst else whole[:0]
 
@@ -69,7 +69,7 @@ def gather(
 ) -> Any:  # fmt: skip
     """Gather the tensors on rank `dst`, like torch's gather, along the first dimension; else None.
 
-    Without `out` the result is an ordinary tensor; only `dst` may give one. An `x` that is not
+    Without `out` the result is an ordinary tensor; only `dst` may pass one. An `x` that is not
     symmetric is copied to the heap. With `async_op=True`, returns a handle; `handle.wait()`
     returns the result.
     """
@@ -100,11 +100,11 @@ def _gather_kernel(
     program = tl.program_id(0)
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
-    # My tensor was written before this kernel on the stream; dst, alone, reads it after this.
+    # My tensor was written before this kernel on the stream. Only dst reads it, after this.
     mine, theirs = ready + program * SIZE, done + program * SIZE
     signal.signal_all(mine, epoch, ctx, SIZE, TRACE)
     if rank == dst:
-        # Everybody's tensor is there.
+        # Every rank's tensor is there.
         signal.wait_all(mine, epoch, ctx, SIZE, TRACE)
         trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
         for peer in tl.static_range(SIZE):

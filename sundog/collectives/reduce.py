@@ -1,7 +1,7 @@
 """Reduce: one rank gets the sum (average, ...) of all ranks' tensors.
 
-One algorithm, direct: that rank pulls all tensors and reduces them in rank order; the others wait
-until it has read theirs. The bits are those of all_reduce. The simplest that is right: one rank's
+There is one algorithm, direct: that rank pulls all tensors and reduces them in rank order, and the
+others wait until it has read theirs. The bits are those of all_reduce. It is simple: one rank's
 links carry everything.
 """
 
@@ -66,7 +66,7 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return the answer on a rank, from all ranks' inputs: None but on `dst`."""
+    """Return the answer on `dst`, from all ranks' inputs, and None on other ranks."""
     return _reduce.reference(problem.op, parts)[: problem.numel if rank == problem.dst else 0]
 
 
@@ -77,8 +77,8 @@ def reduce(
     """Reduce to rank `dst` like torch's reduce, but into `out`; the others get None.
 
     `op` and complex tensors as for all_reduce. Only `dst` uses `out`; without it the result is an
-    ordinary tensor. An x that is not symmetric is copied to the heap. With `async_op` a handle for
-    `wait()`.
+    ordinary tensor. An x that is not symmetric is copied to the heap. With `async_op=True`, returns
+    a handle; `handle.wait()` returns the result.
     """
     dst = world._check_rank(dst)
     if _reduce.is_unusual(x, op):
@@ -112,11 +112,11 @@ def _direct_kernel(
     OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
     TRACE: tl.constexpr,
 ):  # fmt: skip
-    """`numel`: what this rank reduces, all of it on dst and nothing elsewhere."""
+    """Reduce `numel` elements: all of them on dst, and none on other ranks."""
     program = tl.program_id(0)
     epoch = tl.load(epochs + program) + 1
-    # My x is written: what came before on the stream is over. The program of dst with this number
-    # reads it after this barrier.
+    # My x is written, since all earlier work on the stream has ended. The program of dst with this
+    # number reads it after this barrier.
     signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     count = tl.cast(numel, tl.int64)
@@ -132,7 +132,7 @@ def _direct_kernel(
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:
-    """Allocate flags. Takes a symmetric x and any contiguous out, which only `dst` writes."""
+    """Allocate flags. The plan takes a symmetric x and any contiguous out; only `dst` writes it."""
     agree(world, "reduce.direct", problem, config, valid(problem, config))
     numel = problem.numel * (world.rank == problem.dst)
     return _reduce.plan_framed(world, "reduce", problem, config, _direct_kernel, numel)

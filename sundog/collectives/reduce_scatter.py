@@ -1,8 +1,8 @@
 """Reduce-scatter: rank r gets slice r of the sum (average, ...) of all ranks' tensors.
 
-One algorithm, direct: every rank pulls its slice from all ranks and reduces it in rank order. Every
-byte is read once, and the bits are those of all_reduce. Two barriers of the programs with one
-number frame it.
+There is one algorithm, direct: every rank pulls its slice from all ranks and reduces it in rank
+order. Every byte is read once, and the bits are those of all_reduce. Two barriers of the programs
+with the same number frame it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def reduce_scatter(
             f"reduce_scatter: x of shape {tuple(x.shape)} does not split into {world.size} equal "
             f"slices; pad it to {triton.cdiv(length, world.size) * world.size}"
         )
-    assert out is not None  # packed, or the division, has refused what has none
+    assert out is not None  # packed, or the division, has refused anything else
     check_out("reduce_scatter", x, out, x.numel() // world.size)
     problem = Problem(out.numel(), x.dtype, world.size, op)
     return call(world, "reduce_scatter", problem, {"x": x, "out": out}, options, asked)
@@ -120,8 +120,8 @@ def _direct_kernel(
     rank = tl.load(ctx + context.RANK)
     epoch = tl.load(epochs + program) + 1
     slices = _reduce.everywhere(x + rank * numel, 0, ctx, SIZE)
-    # My x is written: what came before on the stream is over. The peers' programs with this number
-    # read it after this barrier.
+    # My x is written, since all earlier work on the stream has ended. The peers' programs with this
+    # number read it after this barrier.
     signal.barrier_ranks(ready + program * SIZE, epoch, ctx, SIZE, TRACE)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     _reduce.reduce_span(

@@ -1,4 +1,4 @@
-"""Scatter: each rank gets its part of rank `src`'s tensor. It pushes; the others wait for it."""
+"""Scatter: each rank gets its part of rank `src`'s tensor. `src` pushes; the others wait for it."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def scatter(
 ) -> Any:  # fmt: skip
     """Send part i of rank `src`'s `x`, along the first dimension, to rank i, like torch's scatter.
 
-    A rank that is not `src` gives None and its `out`, or a tensor of the shape of `x`. Without
-    `out` the result is an ordinary tensor. An `out` that is not symmetric is filled by way of one
+    Other ranks than `src` pass None and their `out`, or a tensor with the shape of `x`. Without
+    `out` the result is an ordinary tensor. An `out` that is not symmetric is filled through one
     that is. With `async_op=True`, returns a handle; `handle.wait()` returns the result.
     """
     src = world._check_rank(src)

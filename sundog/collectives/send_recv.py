@@ -1,8 +1,8 @@
 """Send and receive: one message between two ranks, through the receiver's mailbox (_mailbox.py).
 
-Only the two take part, so the boxes are made with the world. All sends of a rank are on one stream
-of their own, in turn, and all receives on another; by default the current stream waits for them.
-Up to four chunks a message is on its way when `send` has ended; a longer one ends with the receive.
+Only the two ranks take part, so the boxes are made with the world. All sends of a rank run in order
+on one stream, and all receives on another; by default the current stream waits for them. `send` of
+a message of up to four chunks ends without the receive; a longer one ends with it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SEND_STREAM, RECV_STREAM = ASYNC_STREAM, ASYNC_STREAM + 1
 def send(world: World, x: torch.Tensor, dst: int, *, async_op: bool = False) -> Any:
     """Send `x` to rank `dst`, which receives as many bytes, like torch's send (or isend).
 
-    Two ranks that both send a long message first, and receive then, wait for each other for ever,
-    as with torch: let one of them receive first, or give `async_op`.
+    Two ranks that both send a long message before they receive wait for each other forever, as with
+    torch: let one of them receive first, or pass `async_op`.
     """
     mail, dst = _mail(world, "send", dst)
     x = packed(world, "send", x)

@@ -83,7 +83,7 @@ class CudaIsHere(TorchFunctionMode):
             args = (args[0], *self._numbered(args[1:]))
         made_for_cpu = str(kwargs.get("device")) == "cpu" and _is_program()
         if made_for_cpu and sys._getframe(1).f_code is _WITH_DEVICE:
-            made_for_cpu = False  # `with torch.device("cuda")`, which was told that it is the CPU
+            made_for_cpu = False  # `with torch.device("cuda")`, which got the CPU instead
         if kwargs:
             if isinstance(number := kwargs.get("device"), int):
                 kwargs["device"] = torch.device("cuda", number)
