@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import multiprocessing.process
 import os
 import re
@@ -130,7 +131,7 @@ def as_rank(main: Callable[..., Any], argv: Sequence[str] | None = None) -> Call
             rank.streams,
         ):
             try:
-                return main()
+                return _called(main)
             except Exception as error:
                 if not _NEEDS_A_GPU.search(str(error)) or isinstance(error, SundogError):
                     raise
@@ -141,6 +142,21 @@ def as_rank(main: Callable[..., Any], argv: Sequence[str] | None = None) -> Call
                 raise CannotInterpret(text).with_traceback(error.__traceback__) from error
 
     return run
+
+
+def _called(main: Callable[..., Any]) -> Any:
+    """Call main(); refuse what torchrun would not run to its end."""
+    try:
+        inspect.signature(main).bind()
+    except TypeError as error:
+        said = f"main() is called without arguments, as by torchrun: {error}"
+        raise CannotInterpret(said) from None
+    result = main()
+    if inspect.isgenerator(result) or inspect.iscoroutine(result):
+        result.close()
+        kind = type(result).__name__
+        raise CannotInterpret(f"main() returned a {kind}, and has run nothing: make it a function")
+    return result
 
 
 class _Proxy:
@@ -223,6 +239,11 @@ def _destroy_process_group(rank: Rank, group: Any = None) -> None:
 
 def _new_group(rank: Rank, ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
     chosen = sorted(ranks) if ranks is not None else list(range(rank.world.size))
+    if not set(chosen) <= set(range(rank.world.size)):
+        raise ValueError(
+            f"new_group({chosen}): this world has ranks 0 to {rank.world.size - 1}; run it with "
+            f"--world {max(chosen) + 1}, or leave the others out"
+        )
     if rank.world.rank not in chosen:
         rank.state.group_count += 1
         return c10d.GroupMember.NON_GROUP_MEMBER

@@ -118,6 +118,18 @@ def nccl_itself() -> None:
     torch.cuda.nccl.all_reduce([torch.ones(3, device="cuda")])
 
 
+def with_an_argument(world: object) -> None:
+    pass
+
+
+def a_generator() -> object:
+    yield 1
+
+
+async def a_coroutine() -> None:
+    pass
+
+
 def an_operator_of_nvshmem() -> None:
     dist.init_process_group("nccl")
     torch.ops.symm_mem.nvshmem_put(torch.ones(3, device="cuda"), 1)

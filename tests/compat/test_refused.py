@@ -31,6 +31,9 @@ REFUSED = {
     "a_gpu_too_many_for_this_rank": "device cuda:17: this world has 2 ranks",
     "allocator": "torch.cuda.caching_allocator_alloc is not simulated: run this program on a GPU",
     "shared_with_a_process": "reduce_tensor: memory is not shared between processes by CUDA here",
+    "with_an_argument": "main() is called without arguments, as by torchrun: missing a required",
+    "a_generator": "main() returned a generator, and has run nothing: make it a function",
+    "a_coroutine": "main() returned a coroutine, and has run nothing: make it a function",
     "an_operator_of_nvshmem": "'symm_mem::nvshmem_put' with arguments from the 'CPU' backend: this",
     "nccl_itself": "has no attribute '_nccl_all_reduce': this needs a GPU, and is not simulated",
 }

@@ -327,3 +327,13 @@ def test_ranks_and_channels_that_are_not_there(call: Any, said: str) -> None:
 
     report = check(as_rank(main), 2, schedules=1)
     assert not report.findings, report
+
+
+def test_a_group_of_ranks_that_are_not_there() -> None:
+    def main() -> None:
+        dist.init_process_group("nccl")
+        with pytest.raises(ValueError, match=r"new_group.*ranks 0 to 1; run it with --world 6"):
+            dist.new_group([0, 5])
+
+    report = check(as_rank(main), 2, schedules=1)
+    assert not report.findings, report
