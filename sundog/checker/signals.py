@@ -396,8 +396,8 @@ class Signals:
         if not self._words or not addresses.size:
             return
         begins = addresses.ravel()
-        first, last = int(begins.min()), int(begins.max())
-        near = self._words.near(first - _WIDEST + 1, last + size)
+        ends = (begins[0], begins[0]) if begins.size == 1 else (begins.min(), begins.max())
+        near = self._words.near(int(ends[0]) - _WIDEST + 1, int(ends[1]) + size)
         if not near:
             return
         starts = np.array(near, np.uint64)
