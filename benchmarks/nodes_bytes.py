@@ -132,9 +132,14 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = []
         for shape in shapes:
             row = by_key[(op, nbytes, *shape)]
-            cells.append(f"{row['ours'] / row['least']:.3g} ({row['flat'] / row['least']:.3g})")
+            ours, flat = (_shown(row[name] / row["least"]) for name in ("ours", "flat"))
+            cells.append(f"{ours} ({flat})")
         lines.append(f"| {op} | {nbytes:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _shown(times: float) -> str:
+    return f"{times:,.0f}" if times >= 100 else f"{times:.3g}"
 
 
 def main() -> int:
