@@ -1,1 +1,1 @@
-"""What a compiler made of a launch: read from TTIR, TTGIR and assembly, without a GPU."""
+"""What a compiler made of a launch, read from TTIR, TTGIR and assembly, without a GPU."""

@@ -1,9 +1,9 @@
-"""PTX and AMD assembly, as far as it is counted here: what moves, waits and multiplies.
+"""Read the instructions of PTX and AMD assembly that move, wait and multiply.
 
 Every instruction keeps the source position that the compiler wrote beside it, the innermost call
-first: ("memory.py", 52, 13), ("all_gather.py", 107, 31). TTGIR has the same positions, which is how
-an instruction finds the access that it was made for. Line 0 stands for several: the compiler has
-merged what two branches do.
+first: ("memory.py", 52, 13), ("all_gather.py", 107, 31). TTGIR has the same positions, by which an
+instruction finds its access. Line 0 stands for several lines, where the compiler has merged two
+branches.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def instructions(ptx: str) -> Iterator[tuple[str, Place]]:
 def _instructions(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, str, Place]]:
     place: Place = ()
     latest: dict[str, Place] = {}  # by file, line and column
-    in_asm = False  # where Triton 3.9 counts lines on, as if the text stood in the kernel's file
+    in_asm = False  # where Triton 3.9 counts lines as if the text were in the kernel's file
     for line in text.splitlines():
         in_asm = "begin inline asm" in line or (in_asm and "end inline asm" not in line)
         if loc := _LOC.match(line):

@@ -1,11 +1,11 @@
-"""Find the loads that the compiler issues before a wait that the source has before them.
+"""Find loads that the compiler issues before a wait that precedes them in the source.
 
 A software-pipelined loop loads the tiles of later iterations ahead of its body. An acquire in that
 body does not stop the pipeliner: it moves atomics and loads as if they had nothing to do with each
 other. So the tiles come from memory before the wait for them has ended.
 
 TTIR still has the order of the source, and TTGIR has the order in which the loads are issued. An
-operation keeps its source position, through inlined calls too, which is how its copies are found.
+operation keeps its source position, also through inlined calls, by which its copies are found.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ACQUIRE, _ACQ_REL = 2, 4  # the values of `sem`
 
 @dataclass(frozen=True)
 class Hoisted:
-    """A load that is issued before an acquire which comes before it in the source."""
+    """A load that is issued before an acquire that precedes it in the source."""
 
     load: Place
     acquire: Place
@@ -52,8 +52,8 @@ class Hoisted:
 def find(ttir: Any, ttgir: Any, constant: Collection[str] = ()) -> list[Hoisted]:
     """Find every load of a kernel that is issued too early, and the first acquire it passed.
 
-    The kernel's two forms as text, as modules of Triton, or as what was read of one. `constant`:
-    pointer arguments to words that nobody writes while the kernel runs.
+    Both forms of the kernel may be text, modules of Triton, or already read. `constant` names
+    pointer arguments to words that are not written while the kernel runs.
     """
     source, issued = _read(ttir), _read(ttgir)
     found: dict[Place, Hoisted] = {}
@@ -67,7 +67,7 @@ def find(ttir: Any, ttgir: Any, constant: Collection[str] = ()) -> list[Hoisted]
 def find_in(
     source: Any, options: Mapping[str, Any], arch: str, constant: Collection[str] = ()
 ) -> list[Hoisted]:
-    """Compile a kernel's source once, to TTIR and on to TTGIR, and look at both."""
+    """Compile a kernel's source once, to TTIR and on to TTGIR, and compare both."""
     forms = {name: _read(module) for name, module in lower_stages(source, options, arch=arch)}
     if "ttir" not in forms:
         raise ValueError("a Gluon kernel has no ttir: ask for ttgir")
@@ -98,7 +98,7 @@ def _passes(source: Flow, issued: Flow, load: Place, acquire: Place) -> bool:
 def _needs(source: Flow, load: Place, acquire: Place) -> tuple[list[int], int]:
     """Return how many acquires each copy of the load follows, and how many more per iteration.
 
-    Per iteration only where both stand in the same innermost loop. Elsewhere an inner loop may
+    The latter is known only where both are in the same innermost loop. Elsewhere an inner loop may
     repeat the load after a single acquire, so that only its first copy can be judged.
     """
     needs: list[int] = []
@@ -145,8 +145,8 @@ def _is_load(flow: Flow, op: MlirOperation, constant: Collection[str]) -> bool:
 
 
 def _is_acquire(flow: Flow, op: MlirOperation) -> bool:
-    """Return whether a program learns from it. `acq_rel` is the default of an atomic that
-    only adds, so there somebody must look at the result."""
+    """Return whether a program learns from an atomic. `acq_rel` is the default of atomics, so such
+    a one counts only if its result is used."""
     sem = op.properties.get("sem")
     if short(op) not in _ATOMICS or not isinstance(sem, dict):
         return False

@@ -1,7 +1,7 @@
 """Compile a recorded launch for a target and count what matters: widths, atomics, registers.
 
-`marks` are what falls short. The *wide path* is every access of a whole tile through an argument
-that holds data. Not part of it:
+`marks` name what falls short. The *wide path* is every access of a whole tile through an argument
+that holds data. These are not part of it:
 
 scalar   a single element: an epoch, a size
 flags    through `world.ctx` or what `world.signals` gave: words, one for each peer
@@ -100,7 +100,7 @@ def resources(compiled: Any, target: str) -> tuple[int, int]:
 
 
 def _hoisted(asm: dict[str, Any], roles: dict[str, str]) -> list[IsaMark]:
-    """Mark loads issued before a wait. Gluon has no TTIR: nothing pipelines its kernels."""
+    """Mark loads issued before a wait. Gluon has no TTIR, and its kernels are not pipelined."""
     if "ttir" not in asm:
         return []
     constant = {name for name, role in roles.items() if role == CTX}
@@ -112,7 +112,7 @@ def _widths(
     moves: list[assembly.Instruction], kind: str, met: list[ttgir.MemoryAccess]
 ) -> dict[int, int]:
     here = [access.place for access in met if access.kind == kind]
-    # AMD reads a flag by a plain load past the caches, where the source has no load.
+    # AMD reads a flag by a plain load that bypasses the caches, where the source has no load.
     plain = [m for m in moves if not m.ordered or any(m.is_at(place) for place in here)]
     return dict(sorted(Counter(m.nbytes for m in plain if m.kind == kind).items()))
 
@@ -153,9 +153,7 @@ def _amd_resources(text: str) -> tuple[int, int]:
 
 FULL = 16  # bytes of the widest access of one thread
 _SMALL = 16
-_A_FEW = (
-    16  # bytes: ptxas keeps 8 or 12 on the stack of any kernel now and then, even a trivial one
-)
+_A_FEW = 16  # bytes: ptxas sometimes keeps 8 or 12 on the stack, even for a trivial kernel
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ def _without_tiles(access: MemoryAccess, roles: dict[str, str]) -> str:
         return "atomic"
     if not access.tile:
         return "scalar"
-    # Of no known argument: an address from a table, as good as data.
+    # Through no known argument, such as an address from a table: treated like data.
     found = {roles.get(name, DATA) for name in access.arguments or ("",)}
     return "" if DATA in found else "small" if FEW in found else "flags"
 
@@ -236,9 +234,9 @@ def _narrow(access: MemoryAccess, threads: int) -> list[IsaMark]:
 
 
 def _reloads(flow: Flow, access: MemoryAccess) -> list[IsaMark]:
-    """Find addresses that need a word which the innermost loop loads, and had loaded before.
+    """Find addresses that need a word that the innermost loop loads again.
 
-    Before: in the same loop, or when a loop around it ran it the last time.
+    It was loaded before in the same loop, or when an outer loop last ran it.
     """
     marks = []
     for load in access.needs:

@@ -1,4 +1,4 @@
-"""A launch without its memory: what Triton's compiler needs of it, and compiling it for any GPU."""
+"""A launch without its memory: what Triton's compiler needs to compile it for any GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CTX, FLAGS, DATA, FEW = "ctx", "flags", "data", "few"
 
 @dataclass(frozen=True)
 class Pointer:
-    """A tensor as a launch sees it: what Triton asks of an argument, without its memory."""
+    """A tensor as Triton's compiler sees an argument, without its memory."""
 
     dtype: torch.dtype
     address: int
@@ -43,7 +43,7 @@ class RecordedLaunch:
 
 
 def compile_launch(launch: RecordedLaunch, target: str) -> Any:
-    """Compile a launch for a target, as Triton would on such a GPU; it need not be here."""
+    """Compile a launch for a target, as Triton would on such a GPU, which need not be here."""
     try:
         source, options = source_of(launch.kernel, launch.args, launch.kwargs, arch=target)
         return triton.compile(source, target=gpu_target(target), options=options)

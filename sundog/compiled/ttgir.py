@@ -1,13 +1,13 @@
-"""Where a value of a kernel's TTGIR comes from, and what encloses an operation.
+"""Find where a value of a kernel's TTGIR comes from, what encloses an operation, and its accesses.
 
-One step back at a time, through loops and branches: an argument of a loop's body comes from its
-first value and from what the body yields. That is enough to say which kernel argument an address
-is made of, which loads it needs, and whether it changes from one iteration to the next.
+Values are followed back step by step, through loops and branches: an argument of a loop's body
+comes from its first value and from what the body yields. That shows which kernel argument an
+address is made of, which loads it needs, and whether it changes between iterations.
 
-The accesses of global memory in a kernel's TTGIR: through which argument, how large, where.
+An access of global memory has an argument, a size and a place.
 
-TTGIR is the last form in which an access is still one operation on a whole tile. What the compiler
-made of it, in how many bytes at a time, is read from the assembly at the same source position.
+TTGIR is the last form in which an access is still one operation on a whole tile. The assembly at
+the same source position shows how many bytes the compiler moves at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def short(op: MlirOperation) -> str:
 
 
 class Flow:
-    """The kernel's operations in order, and the way back from each of them."""
+    """The kernel's operations in order, and what encloses and feeds each of them."""
 
     def __init__(self, module: MlirModule) -> None:
         self.operations: list[MlirOperation] = []
@@ -59,7 +59,7 @@ class Flow:
         return [parent for parent, _ in self.parents(op) if parent.name in LOOPS][::-1]
 
     def inputs(self, value: MlirOperand) -> list[MlirOperand]:
-        """Return the values that it is made of: one step back."""
+        """Return the values that it is directly made of."""
         owner, n = value.owner, value.number
         if isinstance(owner, MlirBlock):
             return self._block_inputs(owner, n)
@@ -179,7 +179,7 @@ def find(flow: Flow, instructions: Iterable[Instruction]) -> list[MemoryAccess]:
     accesses = [_access(flow, op) for op in flow.operations if short(op) in _MEMORY]
     for each in instructions:
         for access in accesses:
-            # Three words at once are scalars that LLVM has put together: no tile is cut that way.
+            # Three words at once are scalars that LLVM has joined, since no tile is cut that way.
             is_scalars = bool(access.tile) and each.nbytes & (each.nbytes - 1) != 0
             if access.kind == each.kind and each.is_at(access.place) and not is_scalars:
                 access.widths[each.nbytes] += 1
@@ -189,8 +189,8 @@ def find(flow: Flow, instructions: Iterable[Instruction]) -> list[MemoryAccess]:
 
 
 def _find_lost(accesses: list[MemoryAccess]) -> None:
-    """Find accesses without a line: those that LLVM merged out of two branches. They seem to be
-    at the line before, where an access is then wider than its single element."""
+    """Find accesses without a line, which LLVM merged from two branches. They seem to be at the
+    line before, where an access is then wider than its single element."""
     lost = [a for a in accesses if a.tile and not a.widths]
     singles = [a for a in accesses if not a.tile]
     wide: Counter[int] = Counter()
@@ -252,7 +252,7 @@ def _access(flow: Flow, op: MlirOperation) -> MemoryAccess:
 
 
 def _sources(flow: Flow, address: list[MlirOperand]) -> tuple[tuple[str, ...], list[Load]]:
-    """Find the kernel's pointer arguments in an address, and the loads it needs; look no further.
+    """Find the kernel's pointer arguments in an address, and the loads it needs, but not theirs.
 
     An atomic, such as a ticket for the next tile, ends the search too: it is not an address.
     """
@@ -311,7 +311,7 @@ def _is_cut(value: MlirOperand) -> bool:
 
 
 def _ends_a_cut(value: MlirOperand) -> bool:
-    """Return whether it loses nothing: it is from memory, or has few bits (a place in 16 bytes)."""
+    """Return whether a cut loses nothing: the value is from memory, or has few bits."""
     op = value.owner
     if isinstance(op, MlirOperation) and op.name == "arith.andi":
         masks = [_constant(v.owner) for v in op.operands if isinstance(v.owner, MlirOperation)]
@@ -324,7 +324,7 @@ def _is_from_memory(value: MlirOperand) -> bool:
 
 
 def _place(location: Any) -> Place:
-    """Read a location, the innermost call first, as the assembly has it."""
+    """Read a location, with the innermost call first, as in the assembly."""
     kind = location["kind"]
     if kind == "file":
         return ((location["file"].rpartition("/")[2], location["line"], location["column"]),)

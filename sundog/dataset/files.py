@@ -1,4 +1,4 @@
-"""Append whole lines to files that survive the death of a writer, and read what is whole.
+"""Append whole lines to files that survive the death of a writer, and read the whole lines.
 
 Every line is one write() under an exclusive flock. A writer first looks at the end of the file: if
 a killed writer left a torn line, it ends that line with a newline, so only that line is lost. A
@@ -220,7 +220,7 @@ def _other_header(path: str, fd: int) -> str:
 
 @dataclass(frozen=True)
 class Damage:
-    """What could not be read, or does not fit; the rest of the data is there."""
+    """Something that could not be read, or does not fit; the rest of the data is there."""
 
     file: str
     line: int
@@ -232,7 +232,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Line:
-    """A record of a `.jsonl` file, and where it stands."""
+    """A record of a `.jsonl` file, and its place."""
 
     number: int
     offset: int
@@ -254,7 +254,7 @@ def whole_size(path: str) -> tuple[int, int]:
     """Return the bytes up to the last whole line, and those after it (torn by a crash, or 0)."""
     with open_regular(path) as file:
         fd = file.fileno()
-        with shared_lock(fd):  # so that no row is half-way at this moment
+        with shared_lock(fd):  # so that no row is half written at this moment
             size = os.fstat(fd).st_size
         whole = _line_start(fd, size)
         return whole, size - whole
@@ -320,7 +320,7 @@ _CHAIN = re.compile(rb',"chain":"[0-9a-f]{16}"\}$')
 
 def _is_chained(chain: object, before: str, data: bytes, record: dict[str, Any]) -> bool:
     if chain is None:
-        return bool(record["schema_version"] == 1)  # which had no hashes
+        return bool(record["schema_version"] == 1)  # version 1 had no hashes
     match = _CHAIN.search(data)
     return match is not None and chain == _digest(before.encode(), data[: match.start()])
 

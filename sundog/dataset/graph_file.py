@@ -59,7 +59,7 @@ _LINE_FIELDS = (
 
 
 class Place(NamedTuple):
-    """Where a graph's line stands, and what a writer must know of it."""
+    """Where a graph's line is, and what a writer must know of it."""
 
     offset: int
     length: int
@@ -156,7 +156,7 @@ class IrFile:
         self._inode = -1
 
     def look(self) -> None:
-        """Learn which ids the file has: once, before a fork, instead of in every child."""
+        """Read which ids the file has, once before a fork instead of in every child."""
         with self.file.locked() as fd:
             self._scan(fd)
 
@@ -174,7 +174,7 @@ class IrFile:
             return ir_id
         self.look()
         if ir_id not in self._reader.places:
-            # Outside of the lock: it takes a while, and what is in the file stays there.
+            # Outside of the lock, since it takes a while, and what is in the file stays there.
             line, inode = self._packed(graph), self._inode
             with self.file.locked() as fd:
                 self._scan(fd)
@@ -250,11 +250,11 @@ def _line(graph: EncodedGraph, reference: str | None, depth: int, packed: bytes)
 
 def _known(line: bytes, offset: int) -> tuple[str, Place] | None:
     match = _START.match(line)
-    # One that is torn has an open brace, also where it is torn after a closing one.
+    # A torn line has an open brace, also where it is torn after a closing one.
     if match and line.endswith(b"}") and line.count(b"{") == line.count(b"}"):
         return match.group(1).decode(), Place(offset, len(line) + 1)
     record, _ = parse_record(line, IR_LINE_VERSIONS)
     if record is None or why_no_graph(record) is not None:
-        return None  # damaged: the graph will be written anew
+        return None  # damaged, so the graph will be written again
     depth = record.get("depth", MAX_DEPTH)
     return record["ir_id"], Place(offset, len(line) + 1, record.get("kernel_name"), depth)

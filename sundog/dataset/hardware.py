@@ -1,4 +1,4 @@
-"""What a run ran on: the hardware and the versions, with nulls for what is not there.
+"""Describe what a run ran on: hardware and versions, with nulls for what is missing.
 
 Works without a GPU and without torch.
 """
@@ -40,7 +40,7 @@ def hardware(device: int | None = None) -> dict[str, Any]:
             found.update(_gpu(properties, torch.version.hip is not None))
             return found
     except (ImportError, OSError, RuntimeError, AssertionError):
-        pass  # no torch, or a driver that does not answer: the CPU is what we know
+        pass  # no torch, or a driver that does not answer: describe the CPU
     found.update(kind="cpu", name=_cpu_name(), capability=platform.machine() or None)
     return found
 
@@ -97,7 +97,7 @@ def versions() -> dict[str, Any]:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            # A source tree that is not installed: sundog itself, as a rule.
+            # A source tree that is not installed, usually sundog itself.
             found[package] = getattr(sys.modules.get(package), "__version__", None)
     try:
         import torch

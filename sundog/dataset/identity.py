@@ -1,4 +1,4 @@
-"""What a run is, and the ids that are hashed from it.
+"""Describe a run, and hash its ids.
 
     info = describe_run(kernel, {"x": x, "y": y}, codegen_settings={"static_shapes": True})
     info.kernel_id, info.run_id
@@ -28,14 +28,14 @@ from .plain import is_tensor, plain, type_name
 
 log = logging.getLogger("sundog.dataset")
 
-# Of hardware and versions, what changes the code or the time; a clock that drifts does not count.
+# The fields of hardware and versions that change the code or the time; a drifting clock does not.
 _HARDWARE_IDENTITY = ("kind", "name", "capability", "num_sms")
 _VERSION_IDENTITY = ("torch", "triton", "helion", "cuda", "hip")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """What was tuned, on what. Plain JSON throughout; a null is what could not be found out."""
+    """What was tuned, and on what. It is plain JSON; a null is what could not be found out."""
 
     kernel_name: str
     kernel_source: list[dict[str, Any]] | None = None
@@ -70,7 +70,7 @@ def describe_run(
     backend: str | None = None,
     kernel_name: str | None = None,
 ) -> RunInfo:
-    """Describe all that identifies a run; what fails becomes null, with one warning."""
+    """Describe everything that identifies a run. What fails becomes null, with one warning."""
     name = kernel_name or getattr(getattr(kernel, "fn", kernel), "__name__", type_name(kernel))
     return RunInfo(
         kernel_name=str(name),
@@ -156,10 +156,10 @@ def config_json(config: object) -> str:
 
 def kernel_id_of(record: Mapping[str, Any]) -> str:
     source = record["kernel_source"]
-    if source is None:  # not found: the name must tell kernels apart
+    if source is None:  # not found, so the name must tell kernels apart
         source = record["kernel_name"]
     else:
-        # Where a function stands, and its decorators, do not change what it computes.
+        # A function's place and its decorators do not change what it computes.
         source = [
             [item["text"] or item["name"], item["captures"], item["options"]] for item in source
         ]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Readers gate on record.get("schema_version", 0); raise it when a field changes its meaning.
 IR_SCHEMA_VERSION = 1
 
-# Who ran it, not what it is: left out of ir_id.
+# Identifies the run, not the graph, so it is left out of ir_id.
 _RUN_IDENTITY = ("run_id", "kernel_id", "kernel_name", "input_shapes", "stages")
 
 

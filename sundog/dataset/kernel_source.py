@@ -1,4 +1,4 @@
-"""The source of a kernel with all that it calls, the same bytes in every checkout.
+"""Return a kernel's source with everything that it calls, as the same bytes in every checkout.
 
     kernel_source(kernel)  ->  [{"name", "path", "text", "captures", "options"}, ...]  kernel first
 
@@ -26,7 +26,7 @@ from typing import Any
 from .plain import plain, relative_path
 
 _LIBRARIES = frozenset({"torch", "triton", "helion", "numpy", "builtins"})
-# What changes a jit function's code and is not in its text.
+# What changes a jit function's code without being in its text.
 _JIT_OPTIONS = ("noinline", "do_not_specialize", "do_not_specialize_on_alignment")
 _MISSING = object()
 
@@ -35,7 +35,7 @@ def kernel_source(kernel: object) -> list[dict[str, Any]]:
     """Return the kernel and, in order of first use, every function and class that it reaches."""
     found: list[dict[str, Any]] = []
     queue: deque[object] = deque([kernel])
-    seen: list[object] = []  # objects, not ids: a bound method made on the way would be freed
+    seen: list[object] = []  # objects, not ids, since a bound method made meanwhile would be freed
     while queue:
         item, options = _unwrap(queue.popleft(), queue)
         if any(item is other for other in seen):
@@ -107,7 +107,7 @@ def _describe_class(cls: type, queue: deque[object]) -> dict[str, Any]:
 
 
 def _text(fn: types.FunctionType) -> tuple[str | None, bool]:
-    """Return the function's text without its decorators, and whether it says all of it.
+    """Return the function's text without its decorators, and whether the text is complete.
 
     The decorators are left out because they hold what is being searched (configs) or what is
     recorded elsewhere (settings): the same kernel under `@autotune` is the same kernel.
@@ -190,7 +190,7 @@ def _resolve(chain: list[str], scope: dict[str, object]) -> tuple[str, object]:
 
 
 def _is_method_of_plain(value: object) -> bool:
-    # [].append and the like: no code of the user's.
+    # [].append and the like, which are not the user's code.
     return isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType))
 
 

@@ -18,8 +18,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _FOLDERS = re.compile(r"(?<![\w.:/*~)\]])/(?:[^\s/'\"`,;:()<>|]+/)+")
 
 
-_MARKED = re.compile(r" \([\w.]+\)$")  # text that looks as if `exact` had marked it
-_MAX_LEVELS = 90  # of lists and objects: a reader takes 100 in a whole record
+_MARKED = re.compile(r" \([\w.]+\)$")  # text that looks as if marked by `exact`
+_MAX_LEVELS = 90  # of lists and objects; a reader takes 100 in a whole record
 _MAX_VALUES = 100_000
 _MAX_BITS = 13_000  # of an integer that JSON holds: Python reads no more than 4,300 digits
 
@@ -52,7 +52,7 @@ class _Walk:
             return self._text(str(value))
         if _is_numpy_number(value):
             inner = value.item()
-            # A long double has no other form than its text.
+            # Text is the only form of a long double.
             return str(value) if _is_numpy_number(inner) else self.value(inner)
         if is_tensor(value):
             return {"tensor": str(value.dtype), "shape": self.value(tuple(value.shape))}
@@ -104,7 +104,7 @@ def safe_str(value: object) -> str:
     """Return str(value), or the name of its type if that fails."""
     try:
         return str(value)
-    except Exception:  # a broken __str__ is the user's, and must not end a tuning run
+    except Exception:  # a user's broken __str__ must not end a tuning run
         return type_name(value)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Damage", "Dataset", "read"]
 
-# The `runs` frame: the start record's fields, then what is drawn from records for convenience.
+# The `runs` frame: the start record's fields, then what other records add for convenience.
 _ENVELOPE = ("schema_version", "event", "chain")
 RUN_COLUMNS = tuple(f.name for f in META_START_FIELDS if f.name not in _ENVELOPE)
 _END_COLUMNS = (
@@ -60,15 +60,15 @@ class Dataset:
     graphs: pandas.DataFrame  # one per ir_id
     damage: list[Damage]
     graph_reader: GraphReader
-    gaps: list[Damage] = field(default_factory=list)  # records whose line before is another one
+    gaps: list[Damage] = field(default_factory=list)  # records that do not follow the previous line
 
     @property
     def ir_lines(self) -> dict[str, Place]:
-        """Return where each graph's line stands in the IR file, by ir_id."""
+        """Return where each graph's line is in the IR file, by ir_id."""
         return self.graph_reader.places
 
     def record(self, ir_id: str) -> IrGraphRecord:
-        """Return an IR graph record as it was added; ValueError if it is not there, or damaged."""
+        """Return an IR graph record as it was added. ValueError if it is missing or damaged."""
         if ir_id not in self.ir_lines:
             raise ValueError(f"{self.base}.ir.jsonl has no graph {ir_id!r}")
         return self.graph_reader.record(ir_id)
@@ -105,7 +105,7 @@ class Dataset:
         runs = self.runs.drop(columns=["kernel_id", "world", *_BOOKKEEPING])
         runs = runs.rename(columns={"ir_id": "run_ir_id", "error": "run_error"})
         for column in _NESTED:
-            # A category: a kernel's source is kept once, not with each of its million rows.
+            # A category, so that a kernel's source is kept once, not with each of its million rows.
             runs[column] = runs[column].map(_json_text).astype("category")
         rows = self.rows.loc[lines].reset_index()
         rows = rows.astype({"run_id": "string", "session": "string"})
@@ -220,7 +220,7 @@ def _runs_frame(records: list[dict[str, Any]]) -> pandas.DataFrame:
 def _load_graphs(
     path: str, lines: Iterable[Line], damage: list[Damage]
 ) -> tuple[pandas.DataFrame, GraphReader]:
-    """Return a summary of each graph, and what reads the graphs themselves when asked."""
+    """Return a summary of each graph, and the reader of the graphs themselves."""
     import pandas as pd
 
     reader = GraphReader(path)

@@ -118,7 +118,7 @@ class Recorder:
         self._guard(lambda: self._begin(graph))
 
     def start(self, config: object, *, decorator: str = "", generation: int | None = None) -> Trial:
-        """Record which configuration is tried next, so that a crash shows where it was.
+        """Record which configuration is tried next, so that a crash shows where it happened.
 
         A configuration that JSON cannot hold is not recorded, nor is what its trial ends with.
         """
@@ -147,7 +147,7 @@ class Recorder:
         for file in (self._csv, self._meta, self._ir.file):
             file.close()
         if self.pending:
-            # Not lost even now: the caller that keeps the log has the rows.
+            # Not lost even now, since a caller that keeps the log has the rows.
             lines = "".join(line for _, line in self.pending)
             log.warning("%s: %d lines were not written:\n%s", self.base, len(self.pending), lines)
 
@@ -194,7 +194,7 @@ class Recorder:
         line = canonical_json(record | fields).encode()
         if len(line) > MAX_LINE - 1000:
             return f"{len(line)} bytes are too long for one line"
-        # As a reader sees it: without the types that JSON does not have.
+        # As a reader gets it, without the types that JSON lacks.
         return why_no_event(json.loads(line))
 
     def _begin_trial(self, trial: Trial, config: object, generation: object) -> None:
@@ -313,7 +313,7 @@ class Recorder:
 
     def _put(self, file: AppendFile, line: str) -> None:
         self.pending.append((file.path, line))
-        # The start record, too, if it waits: rows without it join nothing.
+        # Also the start record, if it is pending, since rows without it join nothing.
         for each in (self._meta, self._csv):
             if any(path == each.path for path, _ in self.pending):
                 self._flush(each)
@@ -329,7 +329,7 @@ class Recorder:
         except (OSError, ValueError) as error:
             self._warn("write", f"{why(file.path, error)}; rows are kept in memory meanwhile")
         finally:
-            # Counted by the file: an interrupt (Ctrl-C) may come after a line was written.
+            # Counted from the file, since an interrupt (Ctrl-C) may come after a line was written.
             written, waiting = _cut(waiting, file.num_appended - before)
             if file is self._csv:
                 self._num_rows += len(written)
@@ -360,7 +360,7 @@ class Recorder:
     def _span_hash(self) -> str:
         try:
             return self._csv.hash_between(self._csv.start, self._csv.end)
-        except (OSError, ValueError) as error:  # the file is gone: `validate` will miss it
+        except (OSError, ValueError) as error:  # the file is gone, which `validate` will report
             self._warn("span", why(self._csv.path, error))
             return hashlib.sha256().hexdigest()
 

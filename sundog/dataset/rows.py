@@ -19,13 +19,13 @@ from .schema import CSV_COLUMNS, CSV_FIELDS, SESSION, csv_header, is_sha256
 if TYPE_CHECKING:
     import pandas
 
-# Few values, many rows: kept as pandas categories.
+# Columns with few values for many rows, kept as pandas categories.
 _REPEATED = frozenset({"run_id", "kernel_id", "status", "session", "timer", "ir_id"})
 _BLOCK = 1 << 24
 _INT = re.compile(r"-?[0-9]{1,19}")
 _FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _NUMBERS = {field.name: field.type for field in CSV_FIELDS if field.type in ("int", "float")}
-# A row needs these; other cells may be empty.
+# A row must have these; other cells may be empty.
 _REQUIRED = ("timestamp_s", "config_index", "status", "config", "session", "repeat")
 _LEAST = {**dict.fromkeys(_NUMBERS, 0), "world": 1, "generation": -(1 << 63)}
 _MOST, _HUGE = (1 << 63) - 1, sys.float_info.max
@@ -204,7 +204,7 @@ def _readable(path: str, lines: dict[int, bytes], damage: list[Damage]) -> dict[
 
 
 def _wrong(data: bytes) -> str | None:
-    """Return why a line is no row, or None."""
+    """Return why a line is not a row, or None."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -263,7 +263,7 @@ def format_row(cells: Mapping[str, object]) -> str:
 def split_row(line: str) -> list[str]:
     """Split a line without its newline into cells; csv.Error where it is torn inside one."""
     if len(line) > csv.field_size_limit():
-        csv.field_size_limit(len(line))  # csv's own is 128 KB, an error's text may be longer
+        csv.field_size_limit(len(line))  # csv's default is 128 KB; an error's text may be longer
     return next(csv.reader([line], strict=True), [])
 
 
@@ -279,7 +279,7 @@ def _cell(column: str, value: object) -> str:
 
 
 def _float(value: float) -> str:
-    """Write six digits after the point, a nanosecond of a time in ms; all where that is too few."""
+    """Write six digits after the point, which is a nanosecond for ms, or all if that is too few."""
     if not math.isfinite(value):
         return ""
     return f"{value:.6f}" if value == 0 or 1e-3 <= abs(value) < 1e15 else repr(value)

@@ -52,7 +52,7 @@ class KernelData:
 
     @property
     def tasks(self) -> pandas.DataFrame:
-        """First measurements alone: what a model is trained on and compared with."""
+        """First measurements only, on which a model is trained and compared."""
         return self.rows[~self.rows.control & (self.rows["repeat"] == 0)]
 
     def split(self, name: str) -> tuple[pandas.DataFrame, pandas.DataFrame]:
@@ -105,7 +105,7 @@ class KernelData:
         ]
 
     def verify(self) -> list[str]:
-        """Return what is wrong with the files: missing, or other than their checksums say."""
+        """Return the files that are missing or differ from their checksums."""
         wrong = []
         for line in (self.folder / _SUMS).read_text().splitlines():
             wanted, name = line.split(maxsplit=1)

@@ -1,9 +1,9 @@
 """Check a base: types, joins, ids, counts and hashes.
 
-Damage is what must not be; notes are what one may want to know (a run that was killed, an attempt
-that never ended). The end record of a run has the number and the hash of its rows, and each record
-of the other files has the hash of the line before it: a line that was removed, repeated, moved or
-changed is found by these.
+Damage must not occur; notes are worth knowing (a run that was killed, an attempt that never ended).
+The end record of a run has the number and the hash of its rows, and each record of the other files
+has the hash of the line before it: a line that was removed, repeated, moved or changed is found by
+these.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _check_sessions(data: Dataset, path: str) -> Found:
     A run that was killed has no end record: its rows must only be in the order of their times.
     """
     if not os.path.exists(path):
-        return  # `_notes` has a word on a CSV that is not there
+        return  # `_notes` reports a missing CSV
     ended = data.runs[data.runs.rows_hash.notna()]
     found = _sessions(data, path)
     for name in found.keys() - {*ended.session}:
@@ -219,7 +219,7 @@ def _check_runs(data: Dataset) -> Found:
 
 
 def _check_graphs(data: Dataset, progress: Callable[[int, int], None] | None) -> Found:
-    """Check that each graph has a run, is what its id says, and has links between its nodes."""
+    """Check that each graph has a run, matches its id, and has links between its nodes."""
     named = {i for ids in data.rows.ir_id.unique() for i in ids.split()} | set(data.runs.ir_id)
     sessions = set(data.runs.run_id)
     sizes: dict[str, list[int]] = {}  # of the first line with each id: `record` reads that one
