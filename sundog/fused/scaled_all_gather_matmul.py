@@ -17,7 +17,7 @@ import torch
 from ..ops.dispatch import CallOptions, call, packed
 from ..ops.op import Plan, agree
 from . import _aligned, _scaled, _unfused, all_gather_matmul
-from ._call import resident
+from ._call import check_tensors, resident
 from ._scaled import Config, default, inputs, space
 from .all_gather_matmul import cost
 from .all_gather_matmul_barrier import gather
@@ -139,6 +139,7 @@ def scaled_all_gather_matmul(
     128 x 128 of b. Along K the scales of a tensor or of rows belong to all of A. The result is
     bfloat16 unless `out_dtype` says otherwise. Pass `weight.T` as b.
     """
+    check_tensors(world, OP, a=a, b=b)
     if shard not in ("k", "m") or a.dim() != 2:
         raise ValueError(f"{OP}: shard {shard!r}, a of shape {tuple(a.shape)}: expected 'k' or 'm'")
     a = packed(world, OP, a, explain, "a")

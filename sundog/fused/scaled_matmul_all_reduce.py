@@ -11,6 +11,7 @@ import torch
 
 from ..ops.dispatch import CallOptions
 from ..ops.op import Plan, agree
+from ._call import check_tensors
 from ._scaled import Config, Problem, call_sum, default, inputs, plan_sum, space
 from ._scaled import sum_of as reference
 from ._scaled import valid_sum as valid
@@ -45,6 +46,7 @@ def scaled_matmul_all_reduce(
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Compute matmul_all_reduce of FP8, with scales as in scaled_matmul_reduce_scatter."""
+    check_tensors(world, OP, a=a, b=b)
     if a.dim() != 2:
         raise ValueError(f"{OP}: a of shape {tuple(a.shape)}: expected two dimensions")
     options = CallOptions(algo, config, False, explain)

@@ -12,6 +12,7 @@ import torch
 
 from ..ops.dispatch import CallOptions
 from ..ops.op import Plan, agree
+from ._call import check_tensors
 from ._matmul_reduce import uneven
 from ._scaled import (
     Config,
@@ -70,6 +71,7 @@ def scaled_matmul_reduce_scatter(
     columns of a and each 128 x 128 of b. The result is bfloat16 unless `out_dtype` says otherwise.
     Pass `weight.T` as b.
     """
+    check_tensors(world, OP, a=a, b=b)
     if a.dim() != 2 or a.shape[0] % world.size:
         raise ValueError(
             f"{OP}: a of shape {tuple(a.shape)}: expected rows that split into {world.size} slices"

@@ -143,3 +143,17 @@ def test_scales_of_blocks_by_hand() -> None:
     a_scale, b_scale = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 3.0], [5.0, 7.0]])
     found = _scaled.product(a, b, a_scale, b_scale, "block")
     assert found[0, [0, 127, 128, 129]].tolist() == [128 * 11, 128 * 11, 128 * 17, 128 * 17]
+
+
+def test_what_is_no_tensor_is_named(run: Run) -> None:
+    def main(world: World) -> None:
+        b = torch.ones(32, 16, device=world.device).to(torch.float8_e4m3fn)
+        one = torch.ones(1, device=world.device)
+        for name in (
+            "scaled_all_gather_matmul", "scaled_matmul_reduce_scatter", "scaled_matmul_all_reduce"
+        ):  # fmt: skip
+            for wrong in ([1], None):
+                with pytest.raises(ValueError, match=f"{name}: a is a {type(wrong).__name__}"):
+                    getattr(world, name)(wrong, b, one, one)
+
+    run(main, 1)
