@@ -119,8 +119,7 @@ class Checker:
         # a scalar load is made by all threads
         verb = "descriptor load" if proxy else "load"
         event = self._event(program, verb, writes=False, tensor=True, proxy=proxy)
-        if self.trace is not None:
-            self._note("load", event.actor.rank, event.actor.launch, event, touch, tensor)
+        self._note("load", event.actor.rank, event.actor.launch, event, touch, tensor)
         if not tensor and touch.addresses.size:
             self._signals.hear_plainly(event, touch.addresses.item(0))
         self._history.access(event, touch)
@@ -128,8 +127,7 @@ class Checker:
     def store(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None:
         verb = "descriptor store" if proxy else "store"
         event = self._event(program, verb, writes=True, tensor=tensor, proxy=proxy, size=touch.size)
-        if self.trace is not None:
-            self._note("store", event.actor.rank, event.actor.launch, event, touch, tensor)
+        self._note("store", event.actor.rank, event.actor.launch, event, touch, tensor)
         self._history.access(event, touch)
         if tensor and not proxy and touch.addresses.size > 1:
             event.actor.stored.append(touch)
