@@ -20,7 +20,7 @@ from .context import DELTAS, PER_PEER
 
 __all__ = [
     "atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or",
-    "atomic_xchg", "atomic_xor", "copy", "get", "load", "put", "store", "translate",
+    "atomic_xchg", "atomic_xor", "copy", "get", "load", "moved", "put", "store", "translate",
 ]  # fmt: skip
 
 ACQ_REL = tl.constexpr("acq_rel")  # Triton 3.6 takes no bare string as a default
@@ -29,10 +29,16 @@ ACQ_REL = tl.constexpr("acq_rel")  # Triton 3.6 takes no bare string as a defaul
 @triton.jit
 def translate(ptr, peer, ctx):
     """Return the pointer, or tile of pointers, to the same place in the peer's heap."""
-    # In elements: through a pointer to bytes, Triton 3.9 forgets that a tile is contiguous.
+    return moved(ptr, tl.load(ctx + DELTAS + PER_PEER * peer))
+
+
+@triton.jit
+def moved(ptr, distance):
+    """Return the pointer `distance` bytes further on; it must be a multiple of 256."""
+    # In elements: through a pointer to bytes, Triton 3.9 forgets that a tile is contiguous. As a
+    # product, which is a multiple by itself: a hint is lost where an element is one byte.
     nbytes: tl.constexpr = (ptr.dtype.element_ty.primitive_bitwidth + 7) // 8
-    delta = tl.load(ctx + DELTAS + PER_PEER * peer) // nbytes
-    return ptr + tl.multiple_of(delta, 256 // nbytes)
+    return ptr + (distance >> 8) * (256 // nbytes)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from .context import DELTAS, PER_PEER, SIZE
-from .memory import translate
+from .memory import moved, translate
 
 if TYPE_CHECKING:
     import torch
@@ -133,9 +133,8 @@ def distances(ctx, LANES: tl.constexpr):
 @triton.jit
 def of_rank(matrix, peer, away):
     """Do as `of_peer` without a load: Triton does not pipeline addresses that need one."""
-    nbytes: tl.constexpr = matrix.ptr.dtype.element_ty.primitive_bitwidth // 8
-    delta = tl.sum(tl.where(tl.arange(0, away.shape[0]) == peer, away, 0), 0) // nbytes
-    ptr = matrix.ptr + tl.multiple_of(delta, 256 // nbytes)
+    distance = tl.sum(tl.where(tl.arange(0, away.shape[0]) == peer, away, 0), 0)
+    ptr = moved(matrix.ptr, distance)
     return View(ptr, matrix.rows, matrix.cols, matrix.row_stride, matrix.col_stride)
 
 

@@ -66,7 +66,7 @@ def widths(text: str, target: str) -> tuple[set[str], set[str]]:
 
 
 @on_every_target
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "i32"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "i32", "i8", "fp8e4nv"])
 @pytest.mark.parametrize("verb", ["store", "load", "put", "get", "copy", "translate"])
 def test_16_byte_accesses_survive_translation(target: str, verb: str, dtype: str) -> None:
     types = {"src": f"*{dtype}", "dst": f"*{dtype}", "peer": "i32", "ctx": "*i64", "n": "i32"}
