@@ -259,8 +259,9 @@ def reduce_span(
     PER: tl.constexpr = chunks.WIDE // (outs[0].dtype.element_ty.primitive_bitwidth // 8)
     if ALIGNED:
         body = tl.cast(n, tl.int64) // PER * PER
-        for start in range(part.to(tl.int64) * BLOCK, body, parts * BLOCK):
-            at = start + tl.arange(0, BLOCK)
+        # Counted in tiles: with a counter of 64 bits the compiler keeps an address for each pointer.
+        for tile in range(part, tl.cdiv(body, BLOCK).to(tl.int32), parts):
+            at = tile.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
             _store_all(outs, reduce_ranks(pointers, at, at < body, OP, SIZE), at, at < body, COUNT)
         if part == parts - 1:
             last = body + tl.arange(0, PER)
@@ -269,8 +270,8 @@ def reduce_span(
     else:
         head, skew, count = chunks.span(outs[0], pointers[0], n)
         TILE: tl.constexpr = BLOCK // PER
-        for start in range(part.to(tl.int64) * TILE, count, parts * TILE):
-            chunk = start + tl.arange(0, TILE)
+        for tile in range(part, tl.cdiv(count, TILE).to(tl.int32), parts):
+            chunk = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
             words = _reduce_chunks(pointers, head, skew, chunk, chunk < count, OP, SIZE)
             for i in tl.static_range(COUNT):
                 chunks.store(outs[i] + head, words, chunk, chunk < count)

@@ -118,3 +118,15 @@ def test_the_main_loop_is_wide_at_any_size(op: str) -> None:
             assert all(min(site.widths) == 16 for site in wide)
             narrow = [n for moves in (kernel.loads, kernel.stores) for n in (moves.get(2, 0),)]
             assert max(narrow) <= 8
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    "op", [op for op in LARGE if op != "all_reduce.atomic"]
+)  # GPUs add no bytes
+def test_bytes_on_eight_ranks_are_wide_and_not_spilled(op: str) -> None:
+    """One byte an element, the largest tiles and the most addresses: what is hardest to keep wide."""
+    changes = {"dtype": torch.uint8, "numel": 1 << 24}
+    for kernel in isa.inspect(op, ("sm_90",), problem=changes, world=8):
+        assert not kernel.marks
+        assert all(min(site.widths) == 16 for site in kernel.sites if site.role == "wide")
