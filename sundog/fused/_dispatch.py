@@ -53,6 +53,11 @@ def flags_of(world: World, problem: Problem, config: Config) -> DispatchFlags:
     return DispatchFlags(ready, arrived, epochs, limits, unknown)
 
 
+def heads_of(problem: Problem, out: torch.Tensor) -> torch.Tensor:
+    """Return the counts at the beginning of out."""
+    return out[: problem.counts_bytes].view(torch.int32)
+
+
 def launch_shape(problem: Problem, config: Config, itemsize: int, aligned: bool) -> DispatchShape:
     """Return the constants of a problem and a config. A word has `itemsize` bytes."""
     per = WIDE.value // itemsize
@@ -107,11 +112,14 @@ def store_all(tile, places, sent, part, n, shape):
 
 
 @triton.jit
-def emit_counts(out, expert, count, flags, rank, ctx, shape):
-    """Store counts to the experts' ranks. Leave a record if one exceeds the slots."""
+def emit_counts(heads, expert, count, flags, rank, ctx, shape):
+    """Store counts to the experts' ranks. Leave a record if one exceeds the slots.
+
+    `heads`: the counts at the beginning of out.
+    """
     is_one = expert < shape.experts
     known = tl.where(is_one, expert, 0)
-    there = out.to(tl.pointer_type(tl.int32)) + (known % shape.local) * shape.size + rank
+    there = heads + (known % shape.local) * shape.size + rank
     memory.store(there, tl.minimum(count, shape.slots), known // shape.local, ctx, mask=is_one)
     most = tl.max(count, 0)
     if most > shape.slots:

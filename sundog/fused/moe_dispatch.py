@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import triton
 
+from .. import gpu_limits
 from ..collectives import _copy
 from ..collectives._copy import WIDE
 from ..ops.dispatch import CallOptions, call, packed
@@ -120,14 +121,16 @@ def space(problem: Problem) -> list[Config]:
 def default(problem: Problem, num_sms: int) -> Config:
     """Give each program a token at a time, or, with few tokens, a part of one.
 
-    There are no more programs than SMs, since all wait at once. A thread has 64 bytes of a part.
+    There are no more programs than SMs, since all wait at once. A thread has 64 bytes of a part, or
+    16 if it is so short that one warp would have it.
     """
     parts = triton.cdiv(max(problem.row, 1), _LONGEST)
     while problem.max_tokens * parts < num_sms and problem.row >= 2 * parts * _SHORTEST:
         parts *= 2
     items = max(problem.max_tokens * parts, 1)
-    warps = triton.next_power_of_2(triton.cdiv(problem.row, parts)) // 2048
-    return Config(min(items, num_sms), parts, min(max(warps, 2), 8))
+    part = triton.next_power_of_2(triton.cdiv(problem.row, parts))
+    least = min(part // (WIDE.value * gpu_limits.here().warp_size), 2)
+    return Config(min(items, num_sms), parts, max(min(part // 2048, 8), least, 1))
 
 
 def cost(problem: Problem) -> Cost:

@@ -23,6 +23,7 @@ from ._dispatch import (
     emit_counts,
     fetch,
     flags_of,
+    heads_of,
     launch_shape,
     refuse_unknown,
     routed,
@@ -97,7 +98,7 @@ def _count(ids, expert, pairs):
 
 @triton.jit
 def _dispatch_kernel(
-    x, ids, slots, out, flags, ctx, pairs, n, shape, IDS: tl.constexpr, TRACE: tl.constexpr
+    x, ids, slots, out, heads, flags, ctx, pairs, n, shape, IDS: tl.constexpr, TRACE: tl.constexpr
 ):
     """Send tokens of n words. `pairs` is tokens times top-k; IDS is room for all entries."""
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -121,7 +122,7 @@ def _dispatch_kernel(
             )
     for first in range(program * COUNTS, shape.experts, programs * COUNTS):
         expert = first + tl.arange(0, COUNTS)
-        emit_counts(out, expert, _count(ids, expert, pairs), flags, rank, ctx, shape)
+        emit_counts(heads, expert, _count(ids, expert, pairs), flags, rank, ctx, shape)
     refuse_unknown(ids, pairs, flags, ctx, shape)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My tokens and counts before the flags; all peers' before whatever follows this kernel here.
@@ -141,7 +142,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         (source, target), aligned = _copy.as_words(problem.row, x.view(-1), out)
         shape = launch_shape(problem, config, source.itemsize, aligned)
         _dispatch_kernel[(config.programs,)](
-            source, ids, slots, target, flags, world.ctx, ids.numel(),
+            source, ids, slots, target, heads_of(problem, out), flags, world.ctx, ids.numel(),
             problem.row // source.itemsize, shape, IDS=room, TRACE=world.kernel_mode,
             num_warps=config.num_warps,
         )  # fmt: skip

@@ -23,6 +23,7 @@ from ._dispatch import (
     emit_counts,
     fetch,
     flags_of,
+    heads_of,
     launch_shape,
     refuse_unknown,
     routed,
@@ -87,7 +88,9 @@ def _routes(ids, slots, out, item, items, n, rank, ctx, shape):
 
 
 @triton.jit
-def _send_kernel(x, ids, slots, counts, out, flags, ctx, pairs, n, shape, TRACE: tl.constexpr):
+def _send_kernel(
+    x, ids, slots, counts, out, heads, flags, ctx, pairs, n, shape, TRACE: tl.constexpr
+):
     """Send tokens of n words. `pairs` is tokens times top-k."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     rank = tl.load(ctx + context.RANK)
@@ -106,7 +109,7 @@ def _send_kernel(x, ids, slots, counts, out, flags, ctx, pairs, n, shape, TRACE:
     for first in range(program * COUNTS, shape.experts, programs * COUNTS):
         expert = first + tl.arange(0, COUNTS)
         count = tl.load(counts + expert, mask=expert < shape.experts, other=0)
-        emit_counts(out, expert, count, flags, rank, ctx, shape)
+        emit_counts(heads, expert, count, flags, rank, ctx, shape)
     refuse_unknown(ids, pairs, flags, ctx, shape)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, TRACE)
     # My tokens and counts before the flags; all peers' before whatever follows this kernel here.
@@ -129,7 +132,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         (source, target), aligned = _copy.as_words(problem.row, x.view(-1), out)
         shape = launch_shape(problem, config, source.itemsize, aligned)
         _send_kernel[(config.programs,)](
-            source, ids, slots, counts, target, flags, world.ctx, pairs,
+            source, ids, slots, counts, target, heads_of(problem, out), flags, world.ctx, pairs,
             problem.row // source.itemsize, shape, TRACE=world.kernel_mode,
             num_warps=config.num_warps,
         )  # fmt: skip
