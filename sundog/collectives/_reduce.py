@@ -259,7 +259,7 @@ def reduce_span(
     PER: tl.constexpr = chunks.WIDE // (outs[0].dtype.element_ty.primitive_bitwidth // 8)
     if ALIGNED:
         body = tl.cast(n, tl.int64) // PER * PER
-        # Counted in tiles: with a counter of 64 bits the compiler keeps an address for each pointer.
+        # Counts tiles: for a counter of 64 bits the compiler keeps an address per pointer.
         for tile in range(part, tl.cdiv(body, BLOCK).to(tl.int32), parts):
             at = tile.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
             _store_all(outs, reduce_ranks(pointers, at, at < body, OP, SIZE), at, at < body, COUNT)

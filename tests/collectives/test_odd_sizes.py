@@ -121,11 +121,9 @@ def test_the_main_loop_is_wide_at_any_size(op: str) -> None:
 
 
 @pytest.mark.sim_only
-@pytest.mark.parametrize(
-    "op", [op for op in LARGE if op != "all_reduce.atomic"]
-)  # GPUs add no bytes
+@pytest.mark.parametrize("op", [op for op in LARGE if op != "all_reduce.atomic"])  # adds no bytes
 def test_bytes_on_eight_ranks_are_wide_and_not_spilled(op: str) -> None:
-    """One byte an element, the largest tiles and the most addresses: what is hardest to keep wide."""
+    """One byte an element, the most addresses, the largest tiles: the hardest to keep wide."""
     changes = {"dtype": torch.uint8, "numel": 1 << 24}
     for kernel in isa.inspect(op, ("sm_90",), problem=changes, world=8):
         assert not kernel.marks
