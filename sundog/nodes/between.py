@@ -169,7 +169,9 @@ class Between:
     def _bytes(self, x: torch.Tensor) -> torch.Tensor:
         if not self.is_ordered:
             self._settle()  # gloo reads memory without waiting for what still writes it
-        return x.detach().contiguous().view(-1).view(torch.uint8).to(self._travels_on)
+        # One element counts as contiguous with any stride, and then has no view as bytes.
+        flat = x.detach().contiguous().as_strided((x.numel(),), (1,))
+        return flat.view(torch.uint8).to(self._travels_on)
 
     def _transfer(
         self, works: list[Any], like: torch.Tensor, sent: torch.Tensor, got: torch.Tensor,

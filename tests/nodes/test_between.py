@@ -68,6 +68,18 @@ def test_a_broadcast_leaves_the_callers_tensor_alone(is_ordered: bool) -> None:
     assert job(send, 2) == [([1.0] * 3, [1.0] * 3), ([2.0] * 3, [1.0] * 3)]
 
 
+def test_one_element_of_any_stride_is_sent() -> None:
+    """It counts as contiguous, so nobody copies it; torch has no view of it as bytes."""
+
+    def gather(rank: int) -> list[float]:
+        with _open(rank) as world:
+            x = torch.full((2,), float(rank), dtype=torch.bfloat16)[::2]
+            world.broadcast(x, 0)
+            return world.all_gather(x, config=NodesConfig()).tolist()
+
+    assert job(gather, 2) == [[0, 1]] * 2
+
+
 def test_a_small_all_gather_sends_each_machine_one_message() -> None:
     """A ring of gloo's sends two in each step, and headers are most of what they are."""
 
