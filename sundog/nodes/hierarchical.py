@@ -1,7 +1,8 @@
 """Collectives over several machines: our kernels inside, transfers between, in chunks.
 
 Every rank talks only to its counterparts, the ranks with its number on other machines. Each byte
-that another machine needs crosses the network once, and our kernels spread it inside. Reductions:
+that another machine needs crosses the network once, and our kernels spread it inside. Of little
+data one rank sends all (leading.py). Reductions:
 
 hierarchical    A machine adds what its ranks have, in rank order, by our kernels, and rounds to the
                 tensors' dtype. The partial sums of the machines are added in their order, in
@@ -25,8 +26,9 @@ from typing import Any
 import torch
 
 from ..collectives._reduce import accumulated, accumulator, rounded
+from . import leading
 from .between import Transfer
-from .pipeline import Chunk, Levels, NodesConfig, chunks, padded, pipelined
+from .pipeline import Chunk, Levels, NodesConfig, chunks, padded, partial, pipelined, total
 
 # reductions
 
@@ -36,23 +38,24 @@ def all_reduce(
 ) -> None:
     """Reduce-scatter inside, then between, in the order of machines; then gather back."""
     if _is_whole_average(op, x.dtype):
-        total = torch.empty(x.shape, dtype=torch.int64, device=x.device)
-        all_reduce(levels, x.to(torch.int64), "sum", total, config)
-        out.copy_(rounded(op, total, levels.size, x.dtype))
+        wide = torch.empty(x.shape, dtype=torch.int64, device=x.device)
+        all_reduce(levels, x.to(torch.int64), "sum", wide, config)
+        out.copy_(rounded(op, wide, levels.size, x.dtype))
         return
+    if config.led:
+        return leading.all_reduce(levels, x, op, out, config.one_shot)
     count = levels.between.count
     source, target = x.view(-1), out.view(-1)
 
     def reduce_inside(chunk: Chunk, _: Any) -> Any:
         part = padded(source[chunk.start : chunk.stop], levels.size)
-        mine = levels.local.reduce_scatter(part, _partial(op))
+        mine = levels.local.reduce_scatter(part, partial(op))
         if config.one_shot:
             return levels.between.all_gather(mine)
         return levels.between.all_to_all(mine.view(count, -1))
 
     def reduce_between(chunk: Chunk, sums: Any) -> Any:
-        total = accumulated(_partial(op), list(sums.wait()))
-        mine = rounded(op, total, levels.size, x.dtype)
+        mine = total(levels, sums.wait(), op)
         return mine if config.one_shot else levels.between.all_gather(mine)
 
     def gather(chunk: Chunk, reduced: Any) -> None:
@@ -93,19 +96,20 @@ def reduce_scatter(
 ) -> None:
     """Inside, give rank l what all machines' ranks l must get; between, give each its own."""
     if _is_whole_average(op, x.dtype):
-        total = torch.empty(out.shape, dtype=torch.int64, device=x.device)
-        reduce_scatter(levels, x.to(torch.int64), "sum", total, config)
-        out.copy_(rounded(op, total, levels.size, x.dtype))
+        wide = torch.empty(out.shape, dtype=torch.int64, device=x.device)
+        reduce_scatter(levels, x.to(torch.int64), "sum", wide, config)
+        out.copy_(rounded(op, wide, levels.size, x.dtype))
         return
+    if config.led:
+        return leading.reduce_scatter(levels, x, op, out)
     target = out.view(-1)
 
     def reduce_inside(chunk: Chunk, _: Any) -> Any:
-        mine = levels.local.reduce_scatter(_by_receiver(levels, x, chunk), _partial(op))
+        mine = levels.local.reduce_scatter(_by_receiver(levels, x, chunk), partial(op))
         return levels.between.all_to_all(mine.view(levels.between.count, -1))
 
     def reduce_between(chunk: Chunk, sums: Any) -> None:
-        total = accumulated(_partial(op), list(sums.wait()))
-        target[chunk.start : chunk.stop] = rounded(op, total, levels.size, x.dtype)
+        target[chunk.start : chunk.stop] = total(levels, sums.wait(), op)
 
     pipelined(_cut(target, config, 1), reduce_inside, reduce_between)
 
@@ -148,10 +152,10 @@ def _added(levels: Levels, slices: torch.Tensor, op: str) -> tuple[Any, torch.Te
     before = None
     if node:
         before = levels.between.receive(room.to(accumulator(room.dtype)), node - 1).wait()
-    total = accumulated(op, list(slices), before)
+    so_far = accumulated(op, list(slices), before)
     if node == last:
-        return None, rounded(op, total, levels.size, room.dtype)
-    return levels.between.send(total, node + 1), room
+        return None, rounded(op, so_far, levels.size, room.dtype)
+    return levels.between.send(so_far, node + 1), room
 
 
 def _by_receiver(levels: Levels, x: torch.Tensor, chunk: Chunk) -> torch.Tensor:
@@ -164,11 +168,6 @@ def _cut(x: torch.Tensor, config: NodesConfig, multiple: int) -> list[Chunk]:
     return chunks(x.numel(), x.element_size(), config.chunk_bytes, multiple)
 
 
-def _partial(op: str) -> str:
-    """Name the operator inside a machine: an average is a sum until the end."""
-    return "sum" if op == "avg" else op
-
-
 def _is_whole_average(op: str, dtype: torch.dtype) -> bool:
     """Return whether it averages integers, whose sum could wrap before the division."""
     return op == "avg" and not dtype.is_floating_point and dtype != torch.int64
@@ -179,6 +178,8 @@ def _is_whole_average(op: str, dtype: torch.dtype) -> bool:
 
 def all_gather(levels: Levels, x: torch.Tensor, out: torch.Tensor, config: NodesConfig) -> None:
     """Gather this machine's tensors while the network brings the others'."""
+    if config.led:
+        return leading.all_gather(levels, x, out)
     source, target = x.view(-1), out.view(*levels.shape, -1)
     node = levels.between.node
 
@@ -206,6 +207,8 @@ def broadcast(
     levels: Levels, x: torch.Tensor, src: int, out: torch.Tensor, config: NodesConfig
 ) -> None:
     """Spread it on the source's machine; then each rank there sends a slice to its counterparts."""
+    if config.led:
+        return leading.broadcast(levels, x, src, out)
     src_node, src_local = divmod(src, levels.local.size)
     is_source = levels.between.node == src_node
     source, target, ranks = x.view(-1), out.view(-1), levels.local.size
@@ -227,6 +230,8 @@ def broadcast(
 
 def all_to_all(levels: Levels, x: torch.Tensor, out: torch.Tensor, config: NodesConfig) -> None:
     """Inside, give rank l everything for ranks l; between, give each machine its own."""
+    if config.led:
+        return leading.all_to_all(levels, x, out)
     source, target = x.view(*levels.shape, -1), out.view(*levels.shape, -1)
 
     def collect(chunk: Chunk, _: Any) -> Transfer:

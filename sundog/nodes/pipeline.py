@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from ..collectives._reduce import accumulated, rounded
 from ..hardware.description import Hardware, Network
 from ..ops.load import find
 from ..predict.expected import hardware_for, time
@@ -36,6 +37,7 @@ class NodesConfig:
 
     chunk_bytes: int = 4 << 20  # of one rank's tensor, in flight between two machines at a time
     one_shot: bool = False  # all_reduce: every machine gets all partial sums and adds them itself
+    led: bool = False  # one rank of a machine sends for all of its ranks (leading.py)
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,24 @@ def pipelined(parts: list[Chunk], *stages: Callable[[Chunk, Any], Any]) -> None:
                 values[at] = stage(parts[at], values.pop(at, None))
 
 
+def partial(op: str) -> str:
+    """Name the operator inside a machine: an average is a sum until the end."""
+    return "sum" if op == "avg" else op
+
+
+def total(levels: Levels, sums: torch.Tensor, op: str) -> torch.Tensor:
+    """Add the machines' sums in their order, and round once."""
+    return rounded(op, accumulated(partial(op), list(sums)), levels.size, sums.dtype)
+
+
 # an op's expected time
 
-# Without a description of the machine, one shot must not send more: between two machines it sends
-# as much as two shots do, and what fits into a packet costs a packet. Four machines sent 48 KB by
-# one shot with 2.1 times the least bytes, and flat gloo with 1.4.
-_PACKET = 1 << 10  # bytes of a rank's part
+# Without a description of the machine a call sends as few bytes as it can, and of these a message
+# has some beside its data: of gloo's, three packets' headers and acknowledgements.
+_MESSAGE = 450  # bytes
+# A leader saves messages, but its machine's data goes through one adapter: up to this length that
+# takes less than a latency (1.4 us at 46 GB/s).
+_LED = 1 << 16  # bytes
 _CHUNKS = tuple(1 << power for power in range(17, 25))  # bytes that are tried
 
 
@@ -126,10 +140,22 @@ def chosen(
         return asked, f"{asked}, as asked"
     hardware = hardware_for(local._target, local.size, local.num_sms, local.backend, spans=True)
     if hardware is None:
-        no_more = problem.nodes == 2 or problem.nbytes // problem.ranks <= _PACKET
-        config = NodesConfig(one_shot=problem.op == "all_reduce" and no_more)
+        config = _by_rule(problem)
         return config, f"{config}: the network of {local._target} is not described; by rule"
     return _fastest(problem, hardware)
+
+
+def _by_rule(problem: SpanProblem) -> NodesConfig:
+    """Let a leader send what is short. Take one shot where it does not send more bytes.
+
+    Of N machines one shot saves half of the messages, and sends N / 2 times the data. A leader's
+    two shots have the least of both, and with two machines so has one.
+    """
+    op, nbytes, nodes, ranks = problem
+    at_once = NodesConfig(one_shot=True)
+    led = "matmul" not in op and ranks * _between_bytes(problem, at_once) <= _LED
+    no_more = nodes == 2 or (not led and nbytes / ranks * (nodes - 2) <= _MESSAGE * nodes)
+    return NodesConfig(one_shot=op == "all_reduce" and no_more, led=led)
 
 
 def _fastest(problem: SpanProblem, hardware: Hardware) -> tuple[NodesConfig, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,6 +79,41 @@ def test_one_element_of_any_stride_is_sent() -> None:
             return world.all_gather(x, config=NodesConfig()).tolist()
 
     assert job(gather, 2) == [[0, 1]] * 2
+
+
+def test_a_leader_sends_for_its_machine() -> None:
+    """Other ranks start no transfer; what comes has the same bits."""
+    arguments: dict[str, tuple] = {
+        "all_reduce": (), "reduce_scatter": (), "all_gather": (), "all_to_all": (),
+        "broadcast": (3,),
+    }  # fmt: skip
+
+    def lead(rank: int) -> list[int]:
+        where = Locality(f"machine{rank // 2}", f"boot{rank // 2}", "pids")
+        members, started = members_of(None, None, None, _TIMEOUT), []
+        with open_world(members, load("shm"), 1 << 20, _TIMEOUT, where) as world:
+            start = world._levels.between._started
+
+            def noted(*given: Any, **more: Any) -> Any:
+                started[-1] += 1
+                return start(*given, **more)
+
+            torch.manual_seed(rank)
+            x = torch.randn(4 * 33) * 10.0 ** (rank % 3)
+            for name, more in arguments.items():
+                call = partial(getattr(world, name), x, *more)
+                shots = [call(config=NodesConfig(one_shot=one)) for one in (False, True)]
+                shots.append(call(config=NodesConfig(led=True, one_shot=True)))
+                call(config=NodesConfig(led=True))  # ranks agree on it
+                started.append(0)
+                world._levels.between._started = noted
+                led = call(config=NodesConfig(led=True))
+                world._levels.between._started = start
+                assert all(torch.equal(led, other) for other in shots), name
+        return started
+
+    leader, other = [2, 1, 1, 1, 0], [0, 0, 0, 0, 1]  # a broadcast is led by the source's number
+    assert job(lead, 4) == [leader, other] * 2
 
 
 def test_a_small_all_gather_sends_each_machine_one_message() -> None:

@@ -14,6 +14,7 @@ from support.jobs import job
 import sundog
 from sundog.backends._rendezvous import Locality, StoreExchange
 from sundog.hardware.description import Network, read
+from sundog.nodes import pipeline
 from sundog.nodes.machines import sorted_by_machine
 from sundog.nodes.pipeline import (
     Chunk,
@@ -96,12 +97,50 @@ def test_one_shot_wins_where_latency_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "nodes", "shots"), [(48_000, 3, 2), (48_000, 2, 1), (2_000, 3, 1), (3_000, 3, 2)]
+    ("op", "nbytes", "nodes", "chosen_is"),
+    [
+        ("all_reduce", 16, 2, "led, one shot"),
+        ("all_reduce", 16, 4, "led"),  # 6 messages; by one shot 12
+        ("all_reduce", 48_000, 2, "led, one shot"),
+        ("all_reduce", 48_000, 3, ""),  # a leader would send 96 KB
+        ("all_reduce", 4_000, 100, ""),  # of a part of 2 KB one shot sends 50 times the data
+        (
+            "all_reduce",
+            800,
+            100,
+            "one shot",
+        ),  # 79 KB for a leader; of 400 bytes one shot costs less
+        ("all_reduce", 600, 100, "led"),
+        ("reduce_scatter", 65_536, 4, "led"),
+        ("reduce_scatter", 99_000, 4, ""),
+        ("all_gather", 16_384, 2, "led"),
+        ("all_gather", 65_536, 2, ""),
+        ("all_to_all", 32_768, 2, "led"),
+        ("all_to_all", 90_000, 2, ""),
+        ("broadcast", 16, 4, "led"),
+        ("broadcast", 384_000, 2, ""),
+        ("all_gather_matmul", 16, 2, ""),
+    ],
 )
-def test_one_shot_by_rule_sends_no_more_bytes(nbytes: int, nodes: int, shots: int) -> None:
+def test_the_rule_sends_few_bytes(op: str, nbytes: int, nodes: int, chosen_is: str) -> None:
+    """On machines of two ranks, whose network is not described."""
     local: Any = SimpleNamespace(_target="unknown-gpu", size=2, num_sms=132, backend="symm")
-    config, why = chosen(SpanProblem("all_reduce", nbytes, nodes, 2), local)
-    assert config.one_shot == (shots == 1), why
+    config, why = chosen(SpanProblem(op, nbytes, nodes, 2), local)
+    words = ["led"] * config.led + ["one shot"] * config.one_shot
+    assert ", ".join(words) == chosen_is, why
+
+
+def test_one_shot_by_rule_sends_no_more_bytes() -> None:
+    """With what messages cost, by any number of machines."""
+    message = pipeline._MESSAGE
+    for nodes in range(2, 40):
+        local: Any = SimpleNamespace(_target="unknown-gpu", size=8, num_sms=132, backend="symm")
+        for nbytes in (16, 4_000, 40_000, 400_000, 4_000_000):
+            config, _ = chosen(SpanProblem("all_reduce", nbytes, nodes, 8), local)
+            part = nbytes if config.led else nbytes / 8
+            one = nodes * (nodes - 1) * (part + message)
+            two = 2 * (nodes - 1) * (part + message * (1 if config.led else nodes))
+            assert config.one_shot == (one <= two), (nodes, nbytes)
 
 
 def test_auto_goes_by_the_description_that_has_a_network() -> None:
