@@ -47,6 +47,16 @@ def least_bytes(op: str, nbytes: int, nodes: int, ranks: int) -> float:
     }[op]
 
 
+def fewest_messages(op: str, nodes: int) -> int:
+    """Return how many messages all machines together send if one rank of each sends them.
+
+    An all_reduce has one from each machine to the first, and one back. Elsewhere every machine has
+    its own data for every other one.
+    """
+    others = nodes - 1
+    return {"broadcast": others, "all_reduce": 2 * others}.get(op, nodes * others)
+
+
 def calls_of(world: Any, nbytes: int) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     """Return each op's call, and gloo's over all ranks."""
     x = torch.randint(-9, 10, (nbytes,)).to(torch.int8)
