@@ -1,8 +1,8 @@
 """Collectives of little data: on each machine one rank, the leader, sends for all of its ranks.
 
-A message costs bytes of its own (MESSAGE, pipeline.py). If every rank sends, a machine sends a
-message for each of them, and little data is lost among headers. So the leader's machine collects
-by one kernel, the leader alone meets the other machines' leaders, and a broadcast inside gives
+A message costs bytes of its own (_MESSAGE in pipeline.py). If every rank sends, a machine sends a
+message for each of them, and most of its bytes are headers. So a kernel collects the machine's data
+on the leader, the leader alone meets the other machines' leaders, and a broadcast inside gives
 every rank what came. For all_gather, all_reduce and broadcast that is as many kernels as if every
 rank sends; for reduce_scatter and all_to_all it is one more. All data goes by the leader's adapter,
 in one piece. The order of adding, and so the bits, are those of hierarchical.py.
