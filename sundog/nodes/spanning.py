@@ -13,10 +13,11 @@ from __future__ import annotations
 import functools
 import os
 import secrets
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -97,7 +98,8 @@ class SpanningWorld:
             group, local.device, limit, local.synchronize, lambda: bool(roll_call.losses)
         )
         self._levels = Levels(local, link)
-        self._agreed: set[Any] = set()  # calls that all ranks made alike
+        self._agreed: dict[Any, str] = {}  # calls that all ranks made alike, and their texts
+        self._last_call, self._calls = "none", 0  # the second: a checksum of all calls so far
         self._lost: PeerLost | None = None
         self.name = names.name_for(self, "machines")  # type: ignore[arg-type]
 
@@ -150,7 +152,21 @@ class SpanningWorld:
             between.wait_for_all()
             self.local.barrier()
             # My counterparts send this after their machines' barriers, so all ranks have come.
-            between.all_gather(torch.zeros(1, device=self.device)).wait_on_host()
+            mine = torch.tensor([self._calls], device=self.device)
+            calls = between.all_gather(mine).wait_on_host()
+            if (calls != self._calls).any():
+                self._tell_calls_apart()
+
+    def _tell_calls_apart(self) -> NoReturn:
+        """Raise for calls that met others on another machine, and matched in their bytes."""
+        last = [data.decode() for data in self._gathered(self._last_call.encode())]
+        self._calls = 0  # on all of these ranks, so that it is reported once
+        lines = "\n".join(f"  machine {node}: {call}" for node, call in enumerate(last))
+        raise RankMismatch(
+            f"ranks {self.local_rank} of the machines made different calls before this barrier, so "
+            f"results may be wrong. Their last ones:\n{lines}\nMake the same calls, in the same "
+            "order, on every rank."
+        )
 
     def exchange(self, value: Any, what: str = "exchange", *, pickle: bool = False) -> list[Any]:
         """Return every rank's value, by rank. A collective on the host; see World.exchange."""
@@ -183,14 +199,19 @@ class SpanningWorld:
         return self.exchange(mine, "broadcast_object", pickle=pickle)[src]
 
     def _agree(self, call: tuple) -> None:
-        """Compare, once, what ranks ask for: machines that differ would wait for each other."""
-        if call in self._agreed:
-            return
-        mine = ", ".join(map(str, call))
-        everyone = self.exchange(mine, f"plan of {call[0]}")
-        if len(set(everyone)) > 1:
-            raise RankMismatch(f"{call[0]}: ranks passed different arguments:\n{by_rank(everyone)}")
-        self._agreed.add(call)
+        """Compare, once, what ranks ask for: machines that differ would wait for each other.
+
+        Known calls in another order may match in their bytes, which the next barrier finds out.
+        """
+        if call not in self._agreed:
+            mine = ", ".join(map(str, call))
+            everyone = self.exchange(mine, f"plan of {call[0]}")
+            if len(set(everyone)) > 1:
+                told = by_rank(everyone)
+                raise RankMismatch(f"{call[0]}: ranks passed different arguments:\n{told}")
+            self._agreed[call] = mine
+        self._last_call = self._agreed[call]
+        self._calls = zlib.crc32(self._last_call.encode(), self._calls)
 
     # the end
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sundog.backends import load
 from sundog.backends._groups import Members, members_of
 from sundog.backends._rendezvous import Locality
-from sundog.errors import PeerLost
+from sundog.errors import PeerLost, RankMismatch
 from sundog.nodes import hierarchical, spanning
 from sundog.nodes.between import _SMALL, Between, backend_for
 from sundog.nodes.machines import Machines
@@ -114,6 +114,28 @@ def test_a_leader_sends_for_its_machine() -> None:
 
     leader, other = [2, 1, 1, 1, 0], [0, 0, 0, 0, 1]  # a broadcast is led by the source's number
     assert job(lead, 4) == [leader, other] * 2
+
+
+def test_a_barrier_finds_calls_that_differ() -> None:
+    """Machines know both calls, and their transfers match: the results are wrong."""
+
+    def reduce(rank: int) -> str:
+        with _open(rank) as world:
+            x = torch.arange(3.0) + rank
+            for op in ("sum", "max"):
+                assert torch.equal(world.all_reduce(x, op), world.all_reduce(x, op))
+            world.barrier()
+            world.all_reduce(x, "max" if rank else "sum")
+            try:
+                world.barrier()
+            except RankMismatch as error:
+                return str(error)
+        return "nothing was raised"
+
+    for text in job(reduce, 2):
+        assert "made different calls before this barrier" in text
+        assert "machine 0: all_reduce, 3, torch.float32, sum" in text
+        assert "machine 1: all_reduce, 3, torch.float32, max" in text
 
 
 def test_a_small_all_gather_sends_each_machine_one_message() -> None:
