@@ -32,7 +32,7 @@ BUDGETS = {
     "interpreter": 3660,
     "learn": 415,
     "machine": 3870,
-    "nodes": 1905,
+    "nodes": 1900,
     "ops": 1950,
     "predict": 1355,
     "report": 540,

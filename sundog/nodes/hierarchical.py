@@ -2,7 +2,7 @@
 
 Every rank talks only to its counterparts, the ranks with its number on other machines. Each byte
 that another machine needs crosses the network once, and our kernels spread it inside. Of little
-data one rank sends all (leading.py). Reductions:
+data one rank of a machine sends all. Reductions:
 
 hierarchical    A machine adds what its ranks have, in rank order, by our kernels, and rounds to the
                 tensors' dtype. The partial sums of the machines are added in their order, in
@@ -19,16 +19,15 @@ has the range of float32 until the end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
 
 from ..collectives._reduce import accumulated, accumulator, rounded
-from . import leading
 from .between import Transfer
-from .pipeline import Chunk, Levels, NodesConfig, chunks, padded, partial, pipelined, total
+from .pipeline import Chunk, Levels, NodesConfig, chunks, padded, pipelined
 
 # reductions
 
@@ -43,19 +42,19 @@ def all_reduce(
         out.copy_(rounded(op, wide, levels.size, x.dtype))
         return
     if config.led:
-        return leading.all_reduce(levels, x, op, out, config.one_shot)
+        return all_reduce_led(levels, x, op, out, config.one_shot)
     count = levels.between.count
     source, target = x.view(-1), out.view(-1)
 
     def reduce_inside(chunk: Chunk, _: Any) -> Any:
         part = padded(source[chunk.start : chunk.stop], levels.size)
-        mine = levels.local.reduce_scatter(part, partial(op))
+        mine = levels.local.reduce_scatter(part, _partial(op))
         if config.one_shot:
             return levels.between.all_gather(mine)
         return levels.between.all_to_all(mine.view(count, -1))
 
     def reduce_between(chunk: Chunk, sums: Any) -> Any:
-        mine = total(levels, sums.wait(), op)
+        mine = _total(levels, sums.wait(), op)
         return mine if config.one_shot else levels.between.all_gather(mine)
 
     def gather(chunk: Chunk, reduced: Any) -> None:
@@ -101,15 +100,15 @@ def reduce_scatter(
         out.copy_(rounded(op, wide, levels.size, x.dtype))
         return
     if config.led:
-        return leading.reduce_scatter(levels, x, op, out)
+        return reduce_scatter_led(levels, x, op, out)
     target = out.view(-1)
 
     def reduce_inside(chunk: Chunk, _: Any) -> Any:
-        mine = levels.local.reduce_scatter(_by_receiver(levels, x, chunk), partial(op))
+        mine = levels.local.reduce_scatter(_by_receiver(levels, x, chunk), _partial(op))
         return levels.between.all_to_all(mine.view(levels.between.count, -1))
 
     def reduce_between(chunk: Chunk, sums: Any) -> None:
-        target[chunk.start : chunk.stop] = total(levels, sums.wait(), op)
+        target[chunk.start : chunk.stop] = _total(levels, sums.wait(), op)
 
     pipelined(_cut(target, config, 1), reduce_inside, reduce_between)
 
@@ -168,6 +167,16 @@ def _cut(x: torch.Tensor, config: NodesConfig, multiple: int) -> list[Chunk]:
     return chunks(x.numel(), x.element_size(), config.chunk_bytes, multiple)
 
 
+def _partial(op: str) -> str:
+    """Name the operator inside a machine: an average is a sum until the end."""
+    return "sum" if op == "avg" else op
+
+
+def _total(levels: Levels, sums: torch.Tensor, op: str) -> torch.Tensor:
+    """Add the machines' sums in their order, and round once."""
+    return rounded(op, accumulated(_partial(op), list(sums)), levels.size, sums.dtype)
+
+
 def _is_whole_average(op: str, dtype: torch.dtype) -> bool:
     """Return whether it averages integers, whose sum could wrap before the division."""
     return op == "avg" and not dtype.is_floating_point and dtype != torch.int64
@@ -179,7 +188,7 @@ def _is_whole_average(op: str, dtype: torch.dtype) -> bool:
 def all_gather(levels: Levels, x: torch.Tensor, out: torch.Tensor, config: NodesConfig) -> None:
     """Gather this machine's tensors while the network brings the others'."""
     if config.led:
-        return leading.all_gather(levels, x, out)
+        return all_gather_led(levels, x, out)
     source, target = x.view(-1), out.view(*levels.shape, -1)
     node = levels.between.node
 
@@ -208,7 +217,7 @@ def broadcast(
 ) -> None:
     """Spread it on the source's machine; then each rank there sends a slice to its counterparts."""
     if config.led:
-        return leading.broadcast(levels, x, src, out)
+        return broadcast_led(levels, x, src, out)
     src_node, src_local = divmod(src, levels.local.size)
     is_source = levels.between.node == src_node
     source, target, ranks = x.view(-1), out.view(-1), levels.local.size
@@ -231,7 +240,7 @@ def broadcast(
 def all_to_all(levels: Levels, x: torch.Tensor, out: torch.Tensor, config: NodesConfig) -> None:
     """Inside, give rank l everything for ranks l; between, give each machine its own."""
     if config.led:
-        return leading.all_to_all(levels, x, out)
+        return all_to_all_led(levels, x, out)
     source, target = x.view(*levels.shape, -1), out.view(*levels.shape, -1)
 
     def collect(chunk: Chunk, _: Any) -> Transfer:
@@ -267,3 +276,83 @@ def all_to_all_uneven(
     out_splits = [sum(matrix[n * ranks + i][rank] for i in range(ranks)) for n in range(count)]
     coming = levels.between.all_to_all_uneven(by_node, in_splits, out_splits)
     out.view(-1).copy_(coming.wait())
+
+
+# little data
+
+# A message costs bytes of its own (_MESSAGE in pipeline.py). If every rank sends, a machine sends a
+# message for each of them, and most of its bytes are headers. So a kernel collects the machine's
+# data on one rank, the leader, it alone meets the other machines' leaders, and a broadcast inside
+# gives every rank what came. For all_gather, all_reduce and broadcast that is as many kernels as if
+# every rank sends; for reduce_scatter and all_to_all it is one more. All data goes by the leader's
+# adapter, in one piece.
+_LEADER = 0  # its number on its machine; of a broadcast it is the source's, which has the data
+
+
+def all_reduce_led(
+    levels: Levels, x: torch.Tensor, op: str, out: torch.Tensor, one_shot: bool
+) -> None:
+    """Add on every machine (one shot), or on machine 0, which sends the sum back to the others.
+
+    Of N machines the first sends N (N - 1) messages at once, the second 2 (N - 1), one after the
+    other.
+    """
+    mine = levels.local.all_reduce(x.view(-1), _partial(op))
+
+    def meet() -> torch.Tensor:
+        if one_shot:
+            return _total(levels, levels.between.all_gather(mine).wait(), op)
+        if levels.between.node:
+            sent = levels.between.send(mine, 0)
+            coming = levels.between.broadcast(mine, 0)
+            sent.wait()
+            return coming.wait()
+        others = [levels.between.receive(mine, n) for n in range(1, levels.between.count)]
+        sums = torch.stack([mine, *(each.wait() for each in others)])
+        return levels.between.broadcast(_total(levels, sums, op), 0).wait()
+
+    _spread(levels, _LEADER, meet, out)
+
+
+def reduce_scatter_led(levels: Levels, x: torch.Tensor, op: str, out: torch.Tensor) -> None:
+    """Add whole tensors inside; give each leader what all ranks of its machine must get."""
+    mine = levels.local.all_reduce(x.view(-1), _partial(op)).view(levels.between.count, -1)
+    whole = torch.empty_like(mine[0])
+
+    def meet() -> torch.Tensor:
+        return _total(levels, levels.between.all_to_all(mine).wait(), op)
+
+    _spread(levels, _LEADER, meet, whole)
+    out.view(-1).copy_(whole.view(levels.local.size, -1)[levels.local.rank])
+
+
+def all_gather_led(levels: Levels, x: torch.Tensor, out: torch.Tensor) -> None:
+    mine = levels.local.all_gather(x.view(-1))
+    _spread(levels, _LEADER, lambda: levels.between.all_gather(mine).wait(), out)
+
+
+def all_to_all_led(levels: Levels, x: torch.Tensor, out: torch.Tensor) -> None:
+    """Gather all of this machine's tensors; exchange all that is for each machine."""
+    count, ranks = levels.shape
+    mine = levels.local.all_gather(x.view(-1)).view(ranks, count, ranks, -1)
+    whole = torch.empty_like(mine).view(count, ranks, ranks, -1)  # from each rank, for each here
+
+    def meet() -> torch.Tensor:
+        return levels.between.all_to_all(mine.transpose(0, 1).contiguous()).wait()
+
+    _spread(levels, _LEADER, meet, whole)
+    out.view(levels.size, -1).copy_(whole[:, :, levels.local.rank].flatten(0, 1))
+
+
+def broadcast_led(levels: Levels, x: torch.Tensor, src: int, out: torch.Tensor) -> None:
+    """Send it from rank to counterparts; then each of these has it for its machine."""
+    node, leader = divmod(src, levels.local.size)
+    _spread(levels, leader, lambda: levels.between.broadcast(x, node).wait(), out)
+
+
+def _spread(
+    levels: Levels, leader: int, meet: Callable[[], torch.Tensor], out: torch.Tensor
+) -> None:
+    """Let the leader meet the others' leaders, and give its ranks what it brings."""
+    brought = meet().view(out.shape) if levels.local.rank == leader else out
+    levels.local.broadcast(brought, leader, out)

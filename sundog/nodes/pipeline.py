@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ..collectives._reduce import accumulated, rounded
 from ..hardware.description import Hardware, Network
 from ..ops.load import find
 from ..predict.expected import hardware_for, time
@@ -37,7 +36,7 @@ class NodesConfig:
 
     chunk_bytes: int = 4 << 20  # of one rank's tensor, in flight between two machines at a time
     one_shot: bool = False  # all_reduce: every machine gets all partial sums and adds them itself
-    led: bool = False  # one rank of a machine sends for all of its ranks (leading.py)
+    led: bool = False  # one rank of a machine sends for all of its ranks (hierarchical.py)
 
 
 @dataclass(frozen=True)
@@ -90,16 +89,6 @@ def pipelined(parts: list[Chunk], *stages: Callable[[Chunk, Any], Any]) -> None:
             at = step - number
             if 0 <= at < len(parts):
                 values[at] = stage(parts[at], values.pop(at, None))
-
-
-def partial(op: str) -> str:
-    """Name the operator inside a machine: an average is a sum until the end."""
-    return "sum" if op == "avg" else op
-
-
-def total(levels: Levels, sums: torch.Tensor, op: str) -> torch.Tensor:
-    """Add the machines' sums in their order, and round once."""
-    return rounded(op, accumulated(partial(op), list(sums)), levels.size, sums.dtype)
 
 
 # an op's expected time

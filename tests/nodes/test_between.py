@@ -6,6 +6,7 @@ Machines are processes that count themselves as on different ones, so no namespa
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -250,8 +251,9 @@ def test_no_algorithm_indexes_by_numbers_of_the_host() -> None:
     def look(rank: int) -> list[str]:
         found = []
         with _open(rank) as world:
-            for name, (algorithm, arguments, numel) in algorithms.items():
-                out, config = torch.empty(numel), NodesConfig(chunk_bytes=32)
+            for led, name in itertools.product((False, True), algorithms):
+                algorithm, arguments, numel = algorithms[name]
+                out, config = torch.empty(numel), NodesConfig(chunk_bytes=32, led=led)
                 with _Indexing() as seen:
                     algorithm(world._levels, torch.arange(12.0), *arguments, out, config)
                 found += [f"{name}: {each}" for each in seen.found]
