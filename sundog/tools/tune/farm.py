@@ -243,11 +243,11 @@ class FarmActor:
         try:
             about = self.ray.get(self._about, timeout=_START_S)
         except self.ray.exceptions.GetTimeoutError:
-            self.close()
+            room = f"{self.ray.cluster_resources()}, and {self.ray.available_resources()} of that"
+            self.close()  # which frees the worker's own share
             raise SundogError(
-                f"no worker started within {_START_S:.0f} s: the cluster has "
-                f"{self.ray.cluster_resources()}, and {self.ray.available_resources()} of that "
-                "is free"
+                f"no worker started within {_START_S:.0f} s: the cluster has {room} is free. If a "
+                "worker has a place, its machine is too busy: free it, and go on with --resume."
             ) from None
         except self.ray.exceptions.RayError as error:
             self.close()
