@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -27,10 +27,7 @@ import triton.language as tl
 from .. import gpu_limits
 from ..device import chunks, context, memory, signal, trace
 from ..device.chunks import WIDE
-from ..ops.op import Plan, barrier_flags
-
-if TYPE_CHECKING:
-    from ..world.world import World
+from ..ops.op import Plan, World, barrier_flags
 
 _KINDS = (torch.int32, torch.uint8, torch.int16, torch.uint8)  # by the last two bits of an address
 _LEAST_TILE, _LARGEST_TILE, _PER_THREAD = 4096, 32768, 64  # bytes

@@ -15,18 +15,15 @@ import functools
 import operator
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
 from ..device import context, memory, signal
+from ..ops.op import World
 from . import _copy
 from ._copy import Config, default_config
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SLOTS = tl.constexpr(4)
 NOTHING = -1  # in place of a length: no message, not even an empty one

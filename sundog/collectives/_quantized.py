@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -23,10 +23,8 @@ import triton.language as tl
 
 from .. import gpu_limits
 from ..device import chunks
+from ..ops.op import World
 from . import _reduce
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 GROUP = tl.constexpr(128)  # elements that share a scale
 WIRES = (torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz)

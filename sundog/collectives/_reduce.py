@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -18,10 +18,7 @@ import triton.language as tl
 
 from .. import gpu_limits
 from ..device import chunks, memory
-from ..ops.op import Plan, barrier_flags
-
-if TYPE_CHECKING:
-    from ..world.world import World
+from ..ops.op import Plan, World, barrier_flags
 
 OPERATORS = ("sum", "avg", "min", "max", "prod")
 _LEAST_TILE, _LARGEST_TILE = 2048, 16384  # bytes

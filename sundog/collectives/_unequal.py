@@ -10,19 +10,16 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling as is_tracing
 
 from ..errors import RankMismatch
 from ..ops.dispatch import ASYNC_STREAM, CallOptions, check_out, on_stream, packed
-from ..ops.op import Plan
+from ..ops.op import Plan, World
 from ._copy import Config, wrong_programs
 from ._mailbox import Mail, default_mail, messages
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 _USUAL = 1 << 20  # bytes of a part that the boxes are sized for; others go through them too
 

@@ -20,7 +20,6 @@ Triton 3.7.1, 131,072 elements on 4 ranks: `sundog isa all_gather.gluon --target
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from triton.experimental import gluon
@@ -29,12 +28,9 @@ from triton.experimental.gluon import language as gl
 from .. import gpu_limits
 from ..device import chunks, context, trace
 from ..device import gluon as device
-from ..ops.op import Plan, agree, barrier_flags
+from ..ops.op import Plan, World, agree, barrier_flags
 from . import _copy as words
 from .all_gather import Problem, cases, cost, inputs, reference
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ("out",)
 WIDE, HEAD = chunks.WIDE, chunks.HEAD

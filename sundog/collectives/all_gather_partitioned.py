@@ -6,17 +6,12 @@ of all, so a late rank holds up only what goes to it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, World, agree
 from ._copy import Config, Span, plan_spans
 from ._copy import default_spans as default
 from ._copy import space_spans as space
 from ._copy import valid_spans as valid
 from .all_gather import Problem, cases, cost, inputs, reference
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ("out",)
 

@@ -8,14 +8,9 @@ push would cost more.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, World, agree
 from ._copy import Config, default, plan_pull, space, valid
 from .all_gather import Problem, cases, cost, inputs, reference
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ("x",)
 

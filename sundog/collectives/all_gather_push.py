@@ -11,20 +11,15 @@ Loading the first tile before the first barrier, or every tile one ahead of its 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 
 from ..device import context, memory, signal, trace
-from ..ops.op import Plan, agree, barrier_flags
+from ..ops.op import Plan, World, agree, barrier_flags
 from . import _copy
 from ._copy import Config, default, space, valid
 from .all_gather import Problem, cases, cost, inputs, reference
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ("out",)
 

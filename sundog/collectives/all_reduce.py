@@ -8,16 +8,13 @@ accumulate in rank order and give the same bits at every grid and config.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, is_same, packed, repeated
-from ..ops.op import Cost
+from ..ops.op import Cost, World
 from . import _reduce
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,14 @@ only if `algo` names it. Nothing is read from a peer, which suits links where lo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 
 from ..device import chunks, context, signal, trace
-from ..ops.op import Plan, agree, barrier_flags
+from ..ops.op import Plan, World, agree, barrier_flags
 from . import _reduce
 from .all_reduce import Problem, cost, inputs, reference
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ("out",)
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32)

@@ -10,19 +10,15 @@ out may be x.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
 from ..device import context, signal, trace
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, World, agree
 from . import _reduce, _words
 from .all_reduce import Problem, cost, inputs, reference
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ()
 LARGEST = 64 << 10  # bytes: each program has one tile, and all programs are resident at once

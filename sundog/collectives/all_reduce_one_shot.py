@@ -7,19 +7,14 @@ x.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 
 from ..device import chunks, signal, trace
-from ..ops.op import Plan, agree, barrier_flags
+from ..ops.op import Plan, World, agree, barrier_flags
 from . import _reduce
 from .all_reduce import Problem, cases, cost, inputs, reference
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ()
 LARGEST = 64 << 20  # bytes: the plan holds twice as much; two_shot wins long before this size

@@ -10,19 +10,14 @@ every run, but not those of one_shot and two_shot, and it runs only if `algo` na
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 
 from ..device import chunks, context, memory, signal
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, World, agree
 from . import _reduce
 from .all_reduce import Problem, cases, cost, inputs, reference
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ("out",)
 

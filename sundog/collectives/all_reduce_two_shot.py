@@ -6,19 +6,14 @@ programs with the same number frame it. out may be x.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import triton
 import triton.language as tl
 
 from ..device import context, signal, trace
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, World, agree
 from . import _reduce
 from ._reduce import valid
 from .all_reduce import Problem, cases, cost, inputs, reference
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ("x", "out")
 

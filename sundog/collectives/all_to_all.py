@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..ops.dispatch import CallOptions, call, check_out, packed, repeated
-from ..ops.op import Cost, new_output
+from ..ops.op import Cost, World, new_output
 from ._copy import random_tensor
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,13 @@ unequal parts. It writes every byte once more than push does, mostly to the cach
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, World, agree
 from . import _copy
 from ._copy import Config, wrong_programs
 from ._mailbox import Mail, default_mail, messages
 from .all_to_all import Problem, cost, inputs, reference
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ()
 

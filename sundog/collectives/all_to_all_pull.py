@@ -7,14 +7,9 @@ moves 2n at each rank, where push and a copy of its output move 4n.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, World, agree
 from ._copy import Config, default, plan_pull, space, wrong_config
 from .all_to_all import Problem, cases, cost, inputs, reference
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ("x",)
 

@@ -6,16 +6,11 @@ once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..ops.op import Plan, agree
+from ..ops.op import Plan, World, agree
 from . import _copy
 from ._copy import Config, Span, plan_spans, wrong_programs
 from ._copy import default_spans as default
 from .all_to_all import Problem, cases, cost, inputs, reference
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ("out",)
 

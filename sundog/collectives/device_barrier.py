@@ -5,16 +5,11 @@ All work enqueued before it on any rank's stream happens before all work enqueue
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import triton
 import triton.language as tl
 
 from ..device import signal
-from ..ops.op import Plan
-
-if TYPE_CHECKING:
-    from ..world.world import World
+from ..ops.op import Plan, World
 
 # Mutants that `check --mutate` need not kill (sundog/tools/check/mutation.py).
 ACCEPT = {

@@ -6,7 +6,7 @@ Every other rank signals that its tensor is there, and leaves when `dst` has rea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -14,12 +14,9 @@ import triton.language as tl
 
 from ..device import context, memory, signal, trace
 from ..ops.dispatch import AsyncHandle, CallOptions, call, check_out, packed
-from ..ops.op import Cost, Plan, agree, barrier_flags
+from ..ops.op import Cost, Plan, World, agree, barrier_flags
 from . import _copy
 from ._copy import Config, default, random_tensor, space, valid
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ("x",)
 # Mutants that `check --mutate` need not kill (sundog/tools/check/mutation.py).

@@ -9,7 +9,7 @@ collectives/_quantized.py states the error, and docs/quantized.md says when to u
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -17,12 +17,9 @@ import triton.language as tl
 
 from ..device import context, signal, trace
 from ..ops.dispatch import CallOptions, call, check_out, packed
-from ..ops.op import Cost, Plan, agree, barrier_flags
+from ..ops.op import Cost, Plan, World, agree, barrier_flags
 from . import _quantized, _reduce
 from ._quantized import GROUP, Config, space
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 OP = "quantized_all_gather"
 SYMMETRIC = ()

@@ -10,7 +10,7 @@ docs/quantized.md says when to use the op.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,12 +18,9 @@ import triton.language as tl
 
 from ..device import context, memory, signal, trace
 from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, packed
-from ..ops.op import Cost, Plan, agree, barrier_flags
+from ..ops.op import Cost, Plan, World, agree, barrier_flags
 from . import _quantized, _reduce
 from ._quantized import GROUP, Config, space
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 OP = "quantized_all_reduce"
 SYMMETRIC = ()

@@ -8,7 +8,7 @@ links carry everything.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -16,12 +16,9 @@ import triton.language as tl
 
 from ..device import signal, trace
 from ..ops.dispatch import ASYNC_STREAM, CallOptions, call, check_out, on_stream, packed
-from ..ops.op import Cost, Plan, agree
+from ..ops.op import Cost, Plan, World, agree
 from . import _reduce
 from ._reduce import Config, valid
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ("x",)
 

@@ -8,7 +8,7 @@ with the same number frame it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -16,12 +16,9 @@ import triton.language as tl
 
 from ..device import context, signal, trace
 from ..ops.dispatch import CallOptions, call, check_out, packed, repeated
-from ..ops.op import Cost, Plan, agree, new_output
+from ..ops.op import Cost, Plan, World, agree, new_output
 from . import _reduce
 from ._reduce import Config, valid
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ("x",)
 

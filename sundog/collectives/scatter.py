@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, packed
-from ..ops.op import Cost, Plan, agree
+from ..ops.op import Cost, Plan, World, agree
 from ._copy import Config, Span, plan_spans, random_tensor
 from ._copy import default_spans as default
 from ._copy import space_spans as space
 from ._copy import valid_spans as valid
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SYMMETRIC = ("out",)
 

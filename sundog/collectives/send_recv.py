@@ -7,15 +7,13 @@ a message of up to four chunks ends without the receive; a longer one ends with 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..ops.dispatch import ASYNC_STREAM, check_contiguous, on_stream, packed
+from ..ops.op import World
 from ._mailbox import NOTHING, Mail, Message, least_heap
-
-if TYPE_CHECKING:
-    from ..world.world import World
 
 SEND_STREAM, RECV_STREAM = ASYNC_STREAM, ASYNC_STREAM + 1
 

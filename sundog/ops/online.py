@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .op import World
 from .select import choose
 
 if TYPE_CHECKING:
-    from ..world.world import World
     from .dispatch import Request
 
 CALLS = 4  # of each algorithm; the first one compiles and does not count

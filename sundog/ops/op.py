@@ -18,6 +18,8 @@ from torch.autograd import forward_ad
 if TYPE_CHECKING:
     from ..world.streams import Use
     from ..world.world import World
+else:  # ops name a world only in annotations, and take this name from here
+    World = Any
 
 # op.algorithm and its file. An op's first algorithm is used where nothing was measured.
 OPS = {
