@@ -12,22 +12,30 @@ have not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from ..backends._link import on_host
-from ..fused import _gemm, _unfused, all_gather_matmul_barrier, all_reduce_rms_norm
+from ..fused import (
+    _gemm,
+    _unfused,
+    all_gather_matmul_barrier,
+    all_reduce_rms_norm,
+    moe_dispatch,
+)
 from ..fused._call import fitting
 from ..world.world import World
-from .moe_baselines import MOE
 from .nccl import (
+    IN_SYMMETRIC_MEMORY,
     Baseline,
     Call,
+    Inputs,
     Make,
     distributed,
+    is_plain,
+    is_sum,
     multiply_after,
     multiply_before,
     on_group,
@@ -44,21 +52,17 @@ def _peers(world: World, tensor: torch.Tensor) -> list[torch.Tensor]:
 # torch's kernels on the peers' tensors
 
 
-def _cat(world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> Call:
+def _cat(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
     parts = _peers(world, inputs[0])
     return lambda: torch.cat(parts, out=out)
 
 
-def _copies(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
+def _copies(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
     """Pull each part by torch's copy: a kernel on one GPU, the copy engine between GPUs."""
     return _copy_all(out.chunk(world.size), _peers(world, inputs[0]))
 
 
-def _copy_parts(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
+def _copy_parts(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
     mine = [part.chunk(world.size)[world.rank] for part in _peers(world, inputs[0])]
     return _copy_all(out.chunk(world.size), mine)
 
@@ -71,13 +75,11 @@ def _copy_all(places: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> 
     return launch
 
 
-def _adds(world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> Call:
+def _adds(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
     return _add_all(_peers(world, inputs[0]), out)
 
 
-def _add_parts(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
+def _add_parts(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
     mine = [part.chunk(world.size)[world.rank] for part in _peers(world, inputs[0])]
     return _add_all(mine, out)
 
@@ -91,76 +93,13 @@ def _add_all(parts: list[torch.Tensor], out: torch.Tensor) -> Call:
     return launch
 
 
-def _is_sum(world: World, problem: Any) -> bool:
-    return bool(problem.op == "sum")
-
-
-# torch's kernels for symmetric memory
-
-
-def _in_symmetric_memory(world: World, problem: Any) -> bool:
-    return world.backend == "symm" and _is_sum(world, problem)
-
-
-def _name() -> str:
-    assert dist.group.WORLD is not None
-    return str(dist.group.WORLD.group_name)
-
-
-def _one_shot(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
-    name = _name()
-    return lambda: torch.ops.symm_mem.one_shot_all_reduce_out(inputs[0], "sum", name, out)
-
-
-def _two_shot(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
-    """Reduce a copy into `out`, since the kernel leaves a part of the sum in its input."""
-    name, copy = _name(), world.empty_like(inputs[0])
-
-    def launch() -> None:
-        torch.ops.symm_mem.two_shot_all_reduce_out(copy.copy_(inputs[0]), "sum", name, out)
-
-    return launch
-
-
-def _fused_gather(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
-    """Gather and multiply by torch, which pipelines copies with products and has no `out`."""
-    name, fused = _name(), torch.ops.symm_mem.fused_all_gather_matmul
-    return lambda: out.copy_(fused(inputs[0], [inputs[1]], 0, name, return_A=False)[1][0])
-
-
-def _fused_scatter(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
-    name, fused = _name(), torch.ops.symm_mem.fused_matmul_reduce_scatter
-    return lambda: out.copy_(fused(inputs[0], inputs[1], "sum", 0, name))
-
-
-def _is_fused_by_torch(world: World, problem: Any) -> bool:
-    """Return whether ranks are processes, and rows are what is gathered or scattered."""
-    by_rows = getattr(problem, "shard", "m") == "m" and problem.m % world.size == 0
-    return world.backend == "symm" and by_rows and _is_plain(world, problem)
-
-
-def _is_far(problem: Any, got: torch.Tensor, wanted: torch.Tensor) -> int:
-    """Count what is off by 1 % of the largest: torch rounds each rank's part before it sums."""
-    return int(((got - wanted).abs().float() > 0.01 * wanted.abs().float().max()).sum())
-
-
 # an all-reduce, then the residual and the norm by torch
 
 
 def _then_norm(start: Callable[..., Call]) -> Make:
     """Sum into the new residual's memory; then torch adds and normalises."""
 
-    def make(
-        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-    ) -> Call:
+    def make(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
         x, residual, weight = inputs
         to = all_reduce_rms_norm.split(problem, out)
         reduce = start(world, problem, (x.view(-1),), to.residual.view(-1))
@@ -179,9 +118,7 @@ def _then_norm(start: Callable[..., Call]) -> Make:
 def _ours(op: str) -> Make:
     """Run our collective."""
 
-    def make(
-        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-    ) -> Call:
+    def make(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
         plan = _unfused.collective(world, op, inputs[0].numel(), problem.dtype)
         return lambda: plan.launch(inputs[0], out)
 
@@ -216,15 +153,7 @@ def _far_rows(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
 # torch.mm, and no rank waits with more than that before all products are done.
 
 
-def _is_plain(world: World, problem: Any) -> bool:
-    """Return whether torch.mm can compute it: no bias, no activation, one type."""
-    own_type = problem.out_dtype in (None, problem.dtype)
-    return not problem.has_bias and problem.activation is None and own_type
-
-
-def _gathered(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
+def _gathered(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
     """Run our GEMM with A gathered, so that no communication is timed."""
     whole, b = _whole(world, problem, inputs[0]), inputs[1]
     sizes = problem.m, problem.m, problem.n, problem.k
@@ -232,17 +161,13 @@ def _gathered(
     return lambda: _gemm.matmul(whole, b, out, None, None, tiles, world.num_sms)
 
 
-def _torch_gathered(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
+def _torch_gathered(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
     """Run cuBLAS with A gathered. It does not keep within the rank's share of the SMs."""
     whole, b = _whole(world, problem, inputs[0]), inputs[1]
     return lambda: torch.mm(whole, b, out=out)
 
 
-def _gather_then_torch(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
+def _gather_then_torch(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
     """Run our all-gather, then cuBLAS."""
     a, b = inputs
     gather = all_gather_matmul_barrier.gather(world, problem, world.num_sms)
@@ -258,9 +183,7 @@ def _gather_then_torch(
 def _torch_then(op: str) -> Callable[..., Call]:
     """Run cuBLAS, then our collective."""
 
-    def make(
-        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-    ) -> Call:
+    def make(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
         a, b = inputs
         partial = world.empty((problem.m, problem.n), problem.dtype, "partial")
         slices = problem.size if op == "reduce_scatter" else 1
@@ -281,6 +204,75 @@ def _whole(world: World, problem: Any, a: torch.Tensor) -> torch.Tensor:
     return torch.cat(_peers(world, a), dim=1 if problem.shard == "k" else 0)
 
 
+# MoE dispatch and combine by torch's index kernels and our all-to-all
+#
+# One baseline moves as many bytes in equal parts, which no routing can beat. The other is what
+# users write without the ops: sort by expert, read the counts on the host, send unequal parts.
+
+
+def _same_bytes(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
+    """Run an all-to-all of as many bytes in equal parts, without routing and without an answer."""
+    numel = -(-problem.max_tokens * problem.topk * problem.hidden // world.size)
+    sent = world.empty(world.size * numel, problem.dtype, "sent").zero_()
+    got = world.empty_like(sent)
+    plan = _unfused.collective(world, "all_to_all", numel, problem.dtype)
+    return lambda: plan.launch(sent, got)
+
+
+class _Routes(NamedTuple):
+    order: torch.Tensor  # this rank's entries of ids, by expert
+    sent: list[int]  # rows to each rank
+    received: list[int]
+    places: tuple[torch.Tensor, ...]  # local expert, source and slot of each row that comes here
+    counts: torch.Tensor  # of those rows, by source and local expert
+
+
+def _routes(world: World, problem: Any, ids: torch.Tensor) -> _Routes:
+    """Sort by expert and exchange the counts; the host reads them."""
+    flat = ids.flatten()
+    order = flat.argsort(stable=True)[int((flat < 0).sum()) :]  # -1 is no expert
+    sent = torch.bincount(flat + 1, minlength=problem.experts + 1)[1:]
+    counts = world.all_to_all(sent)
+    room = torch.arange(problem.experts, device=ids.device).repeat_interleave(counts)
+    slot = torch.arange(room.numel(), device=ids.device) - (counts.cumsum(0) - counts)[room]
+    places = (room % problem.local, room // problem.local, slot)
+    to, of = (each.view(world.size, -1).sum(1).tolist() for each in (sent, counts))
+    return _Routes(order, to, of, places, counts.view(world.size, -1))
+
+
+def _torch_dispatch(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
+    x, ids, _ = inputs
+    counts, tokens = moe_dispatch.split(problem, out)
+    rooms = tokens.view(problem.local, world.size, problem.slots, problem.hidden)
+
+    def launch() -> None:
+        routes = _routes(world, problem, ids)
+        rows = x[routes.order // problem.topk]
+        rooms[routes.places] = world.all_to_all(rows, None, routes.sent, routes.received)
+        counts.copy_(routes.counts.T)
+
+    return launch
+
+
+def _torch_combine(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
+    y, ids, _, weights = inputs
+    rooms = y.view(problem.local, world.size, problem.slots, problem.hidden)
+
+    def launch() -> None:
+        routes = _routes(world, problem, ids)
+        rows = world.all_to_all(rooms[routes.places], None, routes.received, routes.sent)
+        weighted = rows.float() * weights.flatten()[routes.order, None]
+        total = torch.zeros(out.shape, device=out.device)
+        out.copy_(total.index_add_(0, routes.order // problem.topk, weighted))
+
+    return launch
+
+
+def _no_answer(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
+    """Compare nothing, since this baseline computes no answer."""
+    return 0
+
+
 # over a link: rank 0 is measured, the others are passive (docs/gpu.md)
 
 
@@ -294,17 +286,13 @@ def _nothing() -> None:
     """Do nothing on a passive rank."""
 
 
-def _engine_gather(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
+def _engine_gather(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
     if world.passive:
         return _nothing
     return _copy_all(out.chunk(world.size), _parts_over_link(world, inputs[0]))
 
 
-def _engine_then_gemm(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
+def _engine_then_gemm(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
     """Copy into one matrix, then multiply. Torch copies a part of columns through a buffer, so what
     crosses the link is contiguous on both sides."""
     if world.passive:
@@ -319,9 +307,7 @@ def _engine_then_gemm(
     return call
 
 
-def _gemm_alone(
-    world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-) -> Call:
+def _gemm_alone(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
     if world.passive:
         return _nothing
     whole, places = _room_for_all(world, problem)
@@ -341,10 +327,9 @@ BASELINES: dict[str, dict[str, Baseline]] = {
         **distributed("all_gather"),
     },
     "all_reduce": {
-        "add_": Baseline(_adds, _is_sum),
-        **distributed("all_reduce", _is_sum),
-        "symm_mem.one_shot": Baseline(_one_shot, _in_symmetric_memory),
-        "symm_mem.two_shot": Baseline(_two_shot, _in_symmetric_memory),
+        "add_": Baseline(_adds, is_sum),
+        **distributed("all_reduce", is_sum),
+        **IN_SYMMETRIC_MEMORY["all_reduce"],
     },
     "all_reduce_rms_norm": {
         "our all-reduce, then torch's norm": Baseline(
@@ -359,11 +344,11 @@ BASELINES: dict[str, dict[str, Baseline]] = {
     },
     "quantized_all_gather": {"our all_gather": Baseline(_ours("all_gather"), wrong=_is_off)},
     "quantized_all_reduce": {
-        "our all_reduce": Baseline(_ours("all_reduce"), _is_sum, wrong=_is_off),
+        "our all_reduce": Baseline(_ours("all_reduce"), is_sum, wrong=_is_off),
     },
     "reduce_scatter": {
-        "add_": Baseline(_add_parts, _is_sum),
-        **distributed("reduce_scatter", _is_sum),
+        "add_": Baseline(_add_parts, is_sum),
+        **distributed("reduce_scatter", is_sum),
     },
     "all_to_all": {
         "copy_": Baseline(_copy_parts, lambda w, p: p.splits is None),
@@ -372,29 +357,36 @@ BASELINES: dict[str, dict[str, Baseline]] = {
     "broadcast": distributed("broadcast"),
     "gather": distributed("gather"),
     "scatter": distributed("scatter"),
-    "reduce": distributed("reduce", _is_sum),
-    **MOE,
+    "reduce": distributed("reduce", is_sum),
+    "moe_dispatch": {
+        "our all_to_all, equal parts": Baseline(_same_bytes, wrong=_no_answer),
+        "torch index, our all_to_all": Baseline(
+            _torch_dispatch, graph=False, wrong=moe_dispatch.wrong
+        ),
+    },
+    "moe_combine": {
+        "our all_to_all, equal parts": Baseline(_same_bytes, wrong=_no_answer),
+        "torch index, our all_to_all": Baseline(_torch_combine, graph=False),
+    },
     "all_gather_matmul": {
-        "our GEMM, A gathered": Baseline(_gathered, _is_plain),
-        "torch.mm, A gathered": Baseline(_torch_gathered, _is_plain),
-        "our all-gather, then torch.mm": Baseline(_gather_then_torch, _is_plain),
-        **distributed("all_gather", _is_plain, multiply_after, "{}, then torch.mm"),
-        "symm_mem.fused_all_gather_matmul": Baseline(_fused_gather, _is_fused_by_torch, False),
+        "our GEMM, A gathered": Baseline(_gathered, is_plain),
+        "torch.mm, A gathered": Baseline(_torch_gathered, is_plain),
+        "our all-gather, then torch.mm": Baseline(_gather_then_torch, is_plain),
+        **distributed("all_gather", is_plain, multiply_after, "{}, then torch.mm"),
+        **IN_SYMMETRIC_MEMORY["all_gather_matmul"],
     },
     "matmul_reduce_scatter": {
-        "symm_mem.fused_matmul_reduce_scatter": Baseline(
-            _fused_scatter, _is_fused_by_torch, False, _is_far
-        ),
-        **distributed("reduce_scatter", _is_plain, multiply_before, "torch.mm, then {}"),
-        "torch.mm, then our reduce-scatter": Baseline(_torch_then("reduce_scatter"), _is_plain),
+        **IN_SYMMETRIC_MEMORY["matmul_reduce_scatter"],
+        **distributed("reduce_scatter", is_plain, multiply_before, "torch.mm, then {}"),
+        "torch.mm, then our reduce-scatter": Baseline(_torch_then("reduce_scatter"), is_plain),
     },
     "matmul_all_gather": {
-        **distributed("all_gather", _is_plain, multiply_before, "torch.mm, then {}"),
-        "torch.mm, then our all-gather": Baseline(_torch_then("all_gather"), _is_plain),
+        **distributed("all_gather", is_plain, multiply_before, "torch.mm, then {}"),
+        "torch.mm, then our all-gather": Baseline(_torch_then("all_gather"), is_plain),
     },
     "matmul_all_reduce": {
-        **distributed("all_reduce", _is_plain, multiply_before, "torch.mm, then {}"),
-        "torch.mm, then our all-reduce": Baseline(_torch_then("all_reduce"), _is_plain),
+        **distributed("all_reduce", is_plain, multiply_before, "torch.mm, then {}"),
+        "torch.mm, then our all-reduce": Baseline(_torch_then("all_reduce"), is_plain),
     },
 }
 

@@ -1,8 +1,9 @@
-"""What torch.distributed offers instead of an op, on NCCL (RCCL on AMD) or else on gloo.
+"""What torch.distributed offers instead of an op: on NCCL (RCCL on AMD), on gloo, on our heap.
 
 NCCL refuses two ranks on one GPU, and does not run on a CPU. There gloo, which goes through the CPU
 and cannot be captured in a graph, takes its place. `channels` is the number of CTAs that NCCL may
-use for a collective (`--axis channels=4,16`), like our `programs`.
+use for a collective (`--axis channels=4,16`), like our `programs`. Torch's kernels for symmetric
+memory run on our heap, which is such memory on `symm`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import torch.distributed as dist
 
 from ..world.world import World
 
+Inputs = tuple[torch.Tensor, ...]
 Call = Callable[[], Any]
-Make = Callable[[World, Any, tuple[torch.Tensor, ...], torch.Tensor], Call]
+Make = Callable[[World, Any, Inputs, torch.Tensor], Call]
 Collective = Callable[[Any, torch.Tensor, torch.Tensor, Any], None]  # problem, out, x, group
 
 
@@ -28,6 +30,16 @@ def anywhere(world: World, problem: Any) -> bool:
 
 def _other_bits(problem: Any, out: torch.Tensor, expected: torch.Tensor) -> int:
     return int((out != expected).sum().item())
+
+
+def is_sum(world: World, problem: Any) -> bool:
+    return bool(problem.op == "sum")
+
+
+def is_plain(world: World, problem: Any) -> bool:
+    """Return whether torch.mm can compute it: no bias, no activation, one type."""
+    own_type = problem.out_dtype in (None, problem.dtype)
+    return not problem.has_bias and problem.activation is None and own_type
 
 
 @dataclass(frozen=True)
@@ -109,9 +121,7 @@ def on_group(op: str, backend: str, channels: int = 0) -> Make:
     """Call one of torch's collectives on the group of a backend."""
     collective = _COLLECTIVES[op]
 
-    def make(
-        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-    ) -> Call:
+    def make(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
         group = _group(backend, channels)
         return lambda: collective(problem, out, inputs[0], group)
 
@@ -124,9 +134,7 @@ def on_group(op: str, backend: str, channels: int = 0) -> Make:
 def multiply_after(op: str, backend: str, channels: int = 0) -> Make:
     """Gather A by torch, then call torch.mm. Along K a copy puts the parts side by side."""
 
-    def make(
-        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-    ) -> Call:
+    def make(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
         (a, b), rows = inputs, problem.shard_shape[0]
         parts = a.new_empty((world.size * rows, a.shape[1]))
         gather = on_group(op, backend, channels)(world, problem, (a,), parts)
@@ -146,9 +154,7 @@ def multiply_after(op: str, backend: str, channels: int = 0) -> Make:
 def multiply_before(op: str, backend: str, channels: int = 0) -> Make:
     """Call torch.mm, then a collective of torch's."""
 
-    def make(
-        world: World, problem: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor
-    ) -> Call:
+    def make(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
         a, b = inputs
         product = a.new_empty((a.shape[0], b.shape[1]))
         then = on_group(op, backend, channels)(world, problem, (product,), out)
@@ -179,6 +185,74 @@ def distributed(
             how(op, "gloo", 0), lambda w, p: on_gloo(w, p) and is_for(w, p), graph=False
         ),
     }
+
+
+# torch's kernels for symmetric memory
+
+
+def _in_symmetric_memory(world: World, problem: Any) -> bool:
+    return world.backend == "symm" and is_sum(world, problem)
+
+
+def _name() -> str:
+    assert dist.group.WORLD is not None
+    return str(dist.group.WORLD.group_name)
+
+
+def _one_shot(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
+    name = _name()
+    return lambda: torch.ops.symm_mem.one_shot_all_reduce_out(inputs[0], "sum", name, out)
+
+
+def _two_shot(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
+    """Reduce a copy into `out`, since the kernel leaves a part of the sum in its input."""
+    name, copy = _name(), world.empty_like(inputs[0])
+
+    def launch() -> None:
+        torch.ops.symm_mem.two_shot_all_reduce_out(copy.copy_(inputs[0]), "sum", name, out)
+
+    return launch
+
+
+def _fused_gather(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
+    """Gather and multiply by torch, which pipelines copies with products and has no `out`."""
+    name, fused = _name(), torch.ops.symm_mem.fused_all_gather_matmul
+    return lambda: out.copy_(fused(inputs[0], [inputs[1]], 0, name, return_A=False)[1][0])
+
+
+def _fused_scatter(world: World, problem: Any, inputs: Inputs, out: torch.Tensor) -> Call:
+    name, fused = _name(), torch.ops.symm_mem.fused_matmul_reduce_scatter
+    return lambda: out.copy_(fused(inputs[0], inputs[1], "sum", 0, name))
+
+
+def _is_fused_by_torch(world: World, problem: Any) -> bool:
+    """Return whether ranks are processes, and rows are what is gathered or scattered."""
+    by_rows = getattr(problem, "shard", "m") == "m" and problem.m % world.size == 0
+    return world.backend == "symm" and by_rows and is_plain(world, problem)
+
+
+def _is_far(problem: Any, got: torch.Tensor, wanted: torch.Tensor) -> int:
+    """Count what is off by 1 % of the largest: torch rounds each rank's part before it sums."""
+    return int(((got - wanted).abs().float() > 0.01 * wanted.abs().float().max()).sum())
+
+
+IN_SYMMETRIC_MEMORY: dict[str, dict[str, Baseline]] = {
+    "all_reduce": {
+        "symm_mem.one_shot": Baseline(_one_shot, _in_symmetric_memory),
+        "symm_mem.two_shot": Baseline(_two_shot, _in_symmetric_memory),
+    },
+    "all_gather_matmul": {
+        "symm_mem.fused_all_gather_matmul": Baseline(_fused_gather, _is_fused_by_torch, False),
+    },
+    "matmul_reduce_scatter": {
+        "symm_mem.fused_matmul_reduce_scatter": Baseline(
+            _fused_scatter, _is_fused_by_torch, False, _is_far
+        ),
+    },
+}
+
+
+# numbers of channels
 
 
 def channel_axis(axes: Sequence[str]) -> tuple[list[str], list[int]]:
