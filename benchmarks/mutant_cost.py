@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from sundog.ops.op import OPS
-from sundog.tools.check.check_command import run
-from sundog.tools.check.check_options import CheckOptions
+from sundog.tools.check.check_command import CheckOptions, run
 
 from .result_files import Figures
 

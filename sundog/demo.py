@@ -19,7 +19,7 @@ from .device import context, memory, signal
 from .errors import Deadlock
 from .report.page import check_assets, write_report
 from .report.sections import read_sections, section
-from .tools.check.check_options import CheckOptions
+from .tools.check.check_command import CheckOptions
 from .tools.check.mutation import Verdicts
 from .tools.check.schedules import Report, check_once
 from .tools.check.space_time import content_of

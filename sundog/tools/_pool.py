@@ -17,14 +17,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LONGEST_WAIT = 0.2  # seconds between two looks at the clock and the processes
 
+_LONGEST_ANSWER = 1800.0  # seconds: a schedule that takes longer hangs
+
 Body = Callable[[Connection], None]  # receives tasks and sends answers, until the pipe ends
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,30 @@ def run_all(workers: Sequence[Worker], tasks: Sequence[Any]) -> Iterator[tuple[A
     finally:  # Ctrl-C too
         for worker in workers:
             worker.close()
+
+
+def each_forked(
+    answer: Callable[[int], Answer], count: int
+) -> Iterator[tuple[int, Answer | Failure]]:
+    """Call `answer` for every number below `count`, on all CPUs; yield answers as they come.
+
+    An answer travels through a pipe, so it must be picklable. A process that dies or raises leaves
+    a Failure for its number, and the other numbers go on.
+    """
+    num_workers = min(len(os.sched_getaffinity(0)), count)
+    workers = [Worker(serve(answer), _LONGEST_ANSWER) for _ in range(num_workers)]
+    yield from run_all(workers, range(count))
+
+
+def in_order(answer: Callable[[int], Answer], count: int) -> Iterator[Answer | Failure]:
+    """Do as `each_forked`, and yield the answers in the order of their numbers."""
+    early: dict[int, Answer | Failure] = {}
+    following = 0
+    for number, reply in each_forked(answer, count):
+        early[number] = reply
+        while following in early:
+            yield early.pop(following)
+            following += 1
 
 
 def _child(body: Body, pipe: Connection, parent: int) -> None:

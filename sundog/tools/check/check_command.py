@@ -6,6 +6,7 @@ import io
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, redirect_stdout, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -27,18 +28,32 @@ from .._console import (
     progress,
     write_json,
 )
-from .._pool import Failure
+from .._pool import Failure, in_order
 from .._subject import function_of, resolve
-from .check_options import CheckOptions
 from .exhaustive import check_all, small_calls
-from .forked import in_order
 from .mutation import Outcome, Verdicts, accepted_by, find_mutants, judge, mutate
 from .schedules import CANNOT_INTERPRET, Report, check_once, tokens
 from .space_time import content_of
 
-__all__ = ["CheckOptions", "run"]
-
 _AT_ONCE = 16  # schedules
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    target: str
+    world: int
+    schedules: int
+    seed: int
+    schedule: str = ""
+    sms: int = 0
+    mutate: bool = False
+    strict: bool = False
+    torch: bool = False  # the target is a program for torchrun and CUDA
+    exhaustive: bool = False
+    seconds: float = 300.0  # for an exhaustive check
+    corpus: str = ""
+    json: str = ""
+    html: str = ""
 
 
 @command("check")

@@ -13,9 +13,8 @@ from rich.table import Table
 
 from ...ops.load import load_package
 from .._console import FINE, FOUND, check_writable, command, progress, write_json
-from .._pool import Failure
-from .check_options import CheckOptions
-from .forked import each_forked
+from .._pool import Failure, each_forked
+from .check_command import CheckOptions
 from .schedules import Report, check, check_once, tokens
 
 

@@ -27,8 +27,7 @@ from ...checker.mutants import Mutant, idle_atomics, mutants
 from ...checker.rules import OBJECTIONS
 from ...interpreter.interpreter import recorded
 from ...world.world import World
-from .._pool import Failure
-from .forked import each_forked
+from .._pool import Failure, each_forked
 from .schedules import Report, check, check_once, tokens
 
 Site = tuple[str, int, str]  # file, line and function

@@ -13,7 +13,7 @@ import linecache
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import knobs
 from ...backends.sim import simulate
@@ -33,9 +33,11 @@ from ...machine.tasks import Program, Stream
 from ...report.sections import CHECK_SCHEMA_VERSION
 from ...world.world import World
 from ..timing import machine
-from .check_options import CheckOptions
 from .mutation import Outcome, Verdicts
 from .schedules import Report
+
+if TYPE_CHECKING:
+    from .check_command import CheckOptions
 
 MOST_EVENTS = 20_000  # that a run keeps: the last ones
 _MOST_RUNS = 8

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from sundog.cli import app
 from sundog.ops import load as ops
+from sundog.tools._pool import in_order
 from sundog.tools._subject import function_of
-from sundog.tools.check.forked import in_order
 from sundog.tools.check.schedules import Report, check, check_once
 
 RACY = "tests.tools.check.kernels:racy"
@@ -92,7 +92,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path, monkeypatch):
         return ((number, answer(number)) for number in range(count))
 
     monkeypatch.setattr("sundog.tools.check.check_command.check_once", until_ctrl_c)
-    monkeypatch.setattr("sundog.tools.check.forked.each_forked", here)
+    monkeypatch.setattr("sundog.tools._pool.each_forked", here)
     path = tmp_path / "found.json"
     code, text = call(RACY, "--world", "2", "--schedules", "5", "--json", str(path))
     assert code == 130
