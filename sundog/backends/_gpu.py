@@ -1,4 +1,4 @@
-"""What `virtual` and `symm` share: launches in two steps, the contexts' addresses, the poll rate.
+"""What `virtual` and `symm` share: launches in two steps, and the contexts' addresses.
 
 At every launch Triton binds and specialises all arguments and compares all globals, which takes
 most of the host's time for a small collective. A launch depends only on what is in the key of
@@ -8,7 +8,6 @@ most of the host's time for a small collective. A launch depends only on what is
 from __future__ import annotations
 
 import ctypes
-import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -18,13 +17,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-import triton
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 from triton.runtime.jit import JITFunction
 
 from .. import target
-from ..device import context, signal
+from ..device import context
 from ..machine.host_ops import waits
 from ..machine.launcher import Installed
 from ..target import Footprint
@@ -99,7 +97,6 @@ def in_order(kernel: JITFunction, args: tuple, kwargs: dict) -> tuple:
     return (*args, *[kwargs.get(p.name, p.default) for p in kernel.params[len(args) :]])
 
 
-_POLLS_TO_TIME = 20_000
 _BY_HOST = ("copy_", "zero_")
 
 
@@ -343,31 +340,3 @@ class Contexts:
                 at = start + 8 * context.POLLS.value
                 word = self._segment[at : at + 8].view(torch.int64)
                 word.copy_(self._zero, non_blocking=True)
-
-
-@functools.cache
-def polls_per_second(index: int) -> float:
-    """Measure how often one program alone polls a flag, which turns a timeout into a bound.
-
-    With others polling too it is slower, so a wait lasts at least as long as was asked for. The
-    fastest of a few counts: another process may have had the GPU during one of them.
-    """
-    device = torch.device("cuda", index)
-    ctx = torch.zeros(context.DELTAS.value, dtype=torch.int64, device=device)
-    ctx[context.RECORD.value] = context.RECORD_HERE.value
-    flag = torch.zeros(1, dtype=torch.int64, device=device)
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    taken = []
-    for polls in (1, *[_POLLS_TO_TIME] * 3):  # the first one compiles and loads
-        ctx[context.POLLS.value] = polls
-        begin.record()
-        Installed.original(_poll, flag, ctx, grid=(1,), warmup=False)
-        end.record()
-        end.synchronize()
-        taken.append(begin.elapsed_time(end) * 1e-3)
-    return _POLLS_TO_TIME / min(taken[1:])
-
-
-@triton.jit
-def _poll(flag, ctx):  # type: ignore[no-untyped-def]
-    signal.wait(flag, 0, 1, ctx)

@@ -43,9 +43,9 @@ from ._gpu import (
     grid_of,
     peers_have_atomics,
     pinned_words,
-    polls_per_second,
 )
 from ._groups import PerGroupStore
+from ._measured import ResidentCounter, largest_that_fits, polls_per_second
 from ._processes import opened
 from ._relaunch import Again, again, is_hooked
 from ._rendezvous import (
@@ -57,7 +57,6 @@ from ._rendezvous import (
     check,
     gpu_facts,
 )
-from ._resident import ResidentCounter, largest_that_fits
 from ._store import StoreLost, open_store
 
 CAPABILITIES = Capabilities(on_gpu=True, processes=True)

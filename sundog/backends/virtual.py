@@ -31,9 +31,10 @@ from ..world.world import World
 from . import Capabilities, WorldOptions
 from ._cuda_graph import CudaRecording
 from ._gang import Flight, Gang
-from ._gpu import Contexts, Gpu, SynchronizeFirst, pinned_words, polls_per_second
+from ._gpu import Contexts, Gpu, SynchronizeFirst, pinned_words
 from ._hosts import Meeting, print_unraised, refuse_inside_a_rank, run_rank, with_rank
 from ._link import check_host_memory, on_host, pinned_heap
+from ._measured import polls_per_second
 from ._relaunch import Again, again, is_hooked
 
 CAPABILITIES = Capabilities(on_gpu=True, processes=False, links=("", "pcie", "host"))

@@ -31,7 +31,7 @@ def test_every_backend_says_what_it_can_do(name: str) -> None:
     assert "" in can.links
 
 
-@pytest.mark.parametrize("name", ["virtual", "symm", "_gpu", "_gang", "_cuda_graph", "_resident"])
+@pytest.mark.parametrize("name", ["virtual", "symm", "_gpu", "_gang", "_cuda_graph", "_measured"])
 def test_gpu_backends_import_no_simulator(name: str) -> None:
     """Neither `sim` nor `shm`, nor the interpreter or the checker, by an import of their own."""
     tree = ast.parse((HERE / f"{name}.py").read_text())

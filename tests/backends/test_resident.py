@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 
 import sundog
 from sundog import Sim
-from sundog.backends._resident import FILL, WARPS, count_resident, largest_that_fits, words
+from sundog.backends._measured import FILL, WARPS, count_resident, largest_that_fits, words
 from sundog.compiled.kernels import _ptx_resources
 from sundog.errors import SundogError, WaitTimeout
 

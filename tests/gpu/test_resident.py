@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from sundog import World, target
-from sundog.backends._resident import FILL, WARPS, count_resident, words
+from sundog.backends._measured import FILL, WARPS, count_resident, words
 
 ROOT = Path(__file__).parent.parent.parent
 

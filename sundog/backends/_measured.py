@@ -1,13 +1,14 @@
-"""Measure how many programs each rank can have at once on a GPU that several ranks share.
+"""Measure what CUDA does not report: how fast a wait polls, and how many programs run together.
 
-CUDA does not report it. Under MPS with a percentage CUDA reports 32 SMs to each of four processes,
-but the sets of these SMs overlap: with programs that fill an SM, one rank had only 28 of its 32
-running, and a kernel whose programs wait for each other waits forever. So every rank starts
-programs that fill an SM each and wait until all programs of all ranks run.
+Under MPS with a percentage CUDA reports 32 SMs to each of four processes, but the sets of these SMs
+overlap: with programs that fill an SM, one rank had only 28 of its 32 running, and a kernel whose
+programs wait for each other waits forever. So every rank starts programs that fill an SM each and
+wait until all programs of all ranks run.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +19,8 @@ import triton.language as tl
 from ..device import context, signal
 from ..errors import SundogError
 from ..machine.launcher import Installed
-from ._gpu import polls_per_second
 
+_POLLS_TO_TIME = 20_000
 WARPS = 32
 # Values that each program keeps in registers: 32 a thread, and what else the kernel needs. Two such
 # programs don't fit on an SM with 64K registers and up to 2048 threads.
@@ -27,6 +28,34 @@ FILL = WARPS * 32 * 32
 ROUNDS = 16
 _SECONDS = 0.2  # that programs wait for others that find no place; ranks start within less
 _CONFIRMED = 3  # times that all must fit, since programs may be placed differently
+
+
+@functools.cache
+def polls_per_second(index: int) -> float:
+    """Measure how often one program alone polls a flag, which turns a timeout into a bound.
+
+    With others polling too it is slower, so a wait lasts at least as long as was asked for. The
+    fastest of a few counts: another process may have had the GPU during one of them.
+    """
+    device = torch.device("cuda", index)
+    ctx = torch.zeros(context.DELTAS.value, dtype=torch.int64, device=device)
+    ctx[context.RECORD.value] = context.RECORD_HERE.value
+    flag = torch.zeros(1, dtype=torch.int64, device=device)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    taken = []
+    for polls in (1, *[_POLLS_TO_TIME] * 3):  # the first one compiles and loads
+        ctx[context.POLLS.value] = polls
+        begin.record()
+        Installed.original(_poll, flag, ctx, grid=(1,), warmup=False)
+        end.record()
+        end.synchronize()
+        taken.append(begin.elapsed_time(end) * 1e-3)
+    return _POLLS_TO_TIME / min(taken[1:])
+
+
+@triton.jit
+def _poll(flag, ctx):  # type: ignore[no-untyped-def]
+    signal.wait(flag, 0, 1, ctx)
 
 
 @triton.jit
