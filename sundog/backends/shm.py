@@ -11,8 +11,8 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,22 +21,19 @@ import triton
 
 from .. import knobs
 from ..errors import RankMismatch, by_rank
-from ..machine.graph import Recording
 from ..machine.launcher import Installed
 from ..machine.machine import Machine
-from ..machine.queues import switched
 from ..machine.schedule import RandomSchedule
-from ..machine.tasks import Event, Program
-from ..world.backend import Exchange
-from ..world.capture import Graph
-from ..world.heap import ALIGNMENT, Allocation
+from ..machine.tasks import Program
+from ..world.backend import Exchange, Ranks
+from ..world.heap import Allocation
 from ..world.streams import Order
 from ..world.world import World
 from . import Capabilities, WorldOptions, _processes
 from ._processes import opened
 from ._rendezvous import KERNELS_WAIT, Locality, Peers, Pending, StoreExchange, locality
 from ._store import StoreLost, open_store
-from .sim import UNBOUNDED, end_waits, region_of
+from .sim import OnMachine, end_waits, region_of
 
 NBYTES = mmap.PAGESIZE  # at the end of each rank's shared memory
 _STARTS, _LOOKS, _IDLE = range(3)
@@ -90,11 +87,8 @@ _LOOK_AT_PEERS = 0.02  # seconds between two looks
 
 def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> list[Any]:
     """Fork a process per rank and run `fn` in each."""
-
-    def opened_by(rank: int, size: int, store: Any) -> World:
-        return open_world(rank, size, store, options.heap_size, options.timeout)
-
-    return _processes.run(fn, world_size, opened_by)
+    how: dict[str, Any] = {"heap_size": options.heap_size, "timeout": options.timeout}
+    return _processes.run(fn, world_size, partial(open_world, **how))
 
 
 def open_world(
@@ -154,18 +148,13 @@ def check_same(everyone: Sequence[ShmFacts]) -> None:
         )
 
 
-class ShmBackend:
-    """One rank: its process, its machine with one host, and maps of all heaps."""
+class ShmBackend(OnMachine):
+    """One rank: its process, its machine with one host, and maps of all heaps.
+
+    `_look_outside` counts the seconds of waits.
+    """
 
     name = "shm"
-    has_atomics = True
-    passive = False
-    stream_number = 0
-    graph: Graph | None = None
-    device = torch.device("cpu")
-    owns_gpu = True  # a rank's products run one after the other, on the CPU
-    guard = ALIGNMENT
-    polls = UNBOUNDED  # `_look_outside` counts seconds
 
     def __init__(self, rank: int, size: int, store: Any, mine: ShmFacts, timeout: float) -> None:
         self.rank, self.size = rank, size
@@ -235,19 +224,8 @@ class ShmBackend:
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         return self._segments[rank]
 
-    def copied_from(self, view: torch.Tensor, rank: int) -> torch.Tensor:
-        return view
-
-    def record(self, num_words: int) -> None:
-        """Return None: the context, on the heap, has room for it."""
-
     def exchange(
-        self,
-        value: Any,
-        what: str,
-        ranks: tuple[int, ...],
-        channel: str,
-        kind: Exchange = Exchange.VALUES,
+        self, value: Any, what: str, ranks: Ranks, channel: str, kind: Exchange = Exchange.VALUES
     ) -> list[Any]:
         self._raise_if_lost()
         try:
@@ -263,22 +241,7 @@ class ShmBackend:
 
     def synchronize(self) -> None:
         self._raise_if_lost()
-        self.machine.streams.synchronize(self.rank)
-
-    def stream(self, number: int) -> AbstractContextManager[None]:
-        return switched(self.machine, number)
-
-    def record_event(self) -> Event:
-        return self.machine.streams.record(self.machine.host.stream)
-
-    def wait_event(self, event: Any) -> None:
-        self.machine.streams.wait(self.machine.host.stream, event)
-
-    def begin_capture(self) -> Recording:
-        return Recording(self.machine)
-
-    def relaunch(self, run: Callable[[], None], given: tuple[torch.Tensor, ...]) -> None:
-        run()  # interpreting the kernels takes far longer anyway
+        super().synchronize()
 
     def after_drain(self, check: Callable[[], None]) -> None:
         self.machine.hosts[0].on_drained = check

@@ -21,8 +21,7 @@ from ..machine.queues import switched
 from ..machine.regions import Memory, Region, SplitHeaps
 from ..machine.schedule import from_token
 from ..machine.tasks import Event, Program
-from ..world.backend import Exchange
-from ..world.capture import Graph
+from ..world.backend import Backend, Exchange, Ranks
 from ..world.heap import ALIGNMENT, Allocation
 from ..world.streams import Order
 from ..world.world import World
@@ -32,7 +31,6 @@ from ._hosts import Meeting, refuse_inside_a_rank, run_rank, with_rank
 CAPABILITIES = Capabilities(on_gpu=False, processes=False, links=("", "pcie"), takes_sim=True)
 
 UNBOUNDED = 1 << 62  # a simulated wait ends by a signal, or by `expire`
-GUARD = ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -53,21 +51,43 @@ class Sim:
             raise ValueError(f"num_sms {self.num_sms}: at least 1, or 0 for SUNDOG_SIM_SMS's")
 
 
-class SimBackend:
+class OnMachine(Backend):
+    """What `sim` and `shm` share: kernels run on a simulated machine, memory is on the CPU."""
+
+    machine: Machine
+    device = torch.device("cpu")
+    owns_gpu = True  # a rank's products run one after the other, on the CPU
+    guard = ALIGNMENT
+    polls = UNBOUNDED  # a simulated wait ends by a signal, or by `expire`
+
+    def synchronize(self) -> None:
+        self.machine.streams.synchronize(self.rank)
+
+    def stream(self, number: int) -> AbstractContextManager[None]:
+        return switched(self.machine, number)
+
+    def record_event(self) -> Event:
+        return self.machine.streams.record(self.machine.host.stream)
+
+    def wait_event(self, event: Any) -> None:
+        self.machine.streams.wait(self.machine.host.stream, event)
+
+    def begin_capture(self) -> Recording:
+        return Recording(self.machine)
+
+    def relaunch(self, run: Callable[[], None], given: tuple[torch.Tensor, ...]) -> None:
+        run()  # interpreting the kernels takes far longer anyway
+
+
+class SimBackend(OnMachine):
     """One rank of a simulated world."""
 
     name = "sim"
-    has_atomics = True
-    stream_number = 0
-    graph: Graph | None = None
-    device = torch.device("cpu")
-    owns_gpu = True  # a rank's products run one after the other, on the CPU
-    guard = GUARD
-    polls = UNBOUNDED
 
     def __init__(self, shared: SimShared, rank: int) -> None:
         self.rank = rank
         self.size = len(shared.segments)
+        self.machine = shared.machine
         self.num_sms = shared.machine.num_sms
         self.bases = [segment.data_ptr() for segment in shared.segments]
         self.flag_bases = [segment.data_ptr() for segment in shared.flags]
@@ -78,58 +98,24 @@ class SimBackend:
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         return (self._shared.flags if is_flags else self._shared.segments)[rank]
 
-    def copied_from(self, view: torch.Tensor, rank: int) -> torch.Tensor:
-        return view
-
-    def record(self, num_words: int) -> None:
-        """Return None: the context, on the heap, has room for it."""
-
     def exchange(
-        self,
-        value: Any,
-        what: str,
-        ranks: tuple[int, ...],
-        channel: str,
-        kind: Exchange = Exchange.VALUES,
+        self, value: Any, what: str, ranks: Ranks, channel: str, kind: Exchange = Exchange.VALUES
     ) -> list[Any]:
-        machine = self._shared.machine
-        meeting = self._shared.meetings.setdefault(channel, Meeting(machine, ranks))
+        meeting = self._shared.meetings.setdefault(channel, Meeting(self.machine, ranks))
         return meeting.exchange(value, what, kind)
 
-    def synchronize(self) -> None:
-        self._shared.machine.streams.synchronize(self.rank)
-
-    def stream(self, number: int) -> AbstractContextManager[None]:
-        return switched(self._shared.machine, number)
-
-    def record_event(self) -> Event:
-        machine = self._shared.machine
-        return machine.streams.record(machine.host.stream)
-
-    def wait_event(self, event: Any) -> None:
-        machine = self._shared.machine
-        machine.streams.wait(machine.host.stream, event)
-
-    def begin_capture(self) -> Recording:
-        return Recording(self._shared.machine)
-
-    def relaunch(self, run: Callable[[], None], given: tuple[torch.Tensor, ...]) -> None:
-        run()  # interpreting the kernels takes far longer anyway
-
     def after_drain(self, check: Callable[[], None]) -> None:
-        self._shared.machine.hosts[self.rank].on_drained = check
+        self.machine.hosts[self.rank].on_drained = check
 
     def allocated(self, base: int, allocation: Allocation) -> None:
         region = region_of(base, allocation, self.rank)
-        self._shared.machine.memory.add(region)
-        if self._shared.machine.checker is not None:
-            self._shared.machine.checker.allocated(region)
+        self.machine.memory.add(region)
+        if self.machine.checker is not None:
+            self.machine.checker.allocated(region)
 
     def freed(self, base: int, allocation: Allocation) -> None:
-        self._shared.machine.streams.drain_all(
-            self.rank
-        )  # freeing is in stream order: this rank's kernels have ended
-        machine, start = self._shared.machine, base + allocation.offset
+        machine, start = self.machine, base + allocation.offset
+        machine.streams.drain_all(self.rank)  # freeing is in stream order: its kernels have ended
         if machine.checker is not None:
             machine.checker.freed(start, machine.hosts[self.rank].stream, caller_frame())
         machine.memory.remove(start)
@@ -168,7 +154,7 @@ def region_of(base: int, allocation: Allocation, rank: int) -> Region:
 
 def make_segments(world_size: int, nbytes: int) -> list[torch.Tensor]:
     """Make heaps at aligned addresses, evenly spaced as on `virtual`, with a gap after each."""
-    apart = nbytes + -nbytes % ALIGNMENT + GUARD
+    apart = nbytes + -nbytes % ALIGNMENT + ALIGNMENT
     # Its own pages, which go back to the system with the world and leave malloc no holes.
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     whole = mmap.mmap(-1, world_size * apart + ALIGNMENT, private)

@@ -10,7 +10,6 @@ to start MPS for them; without it they alternate on the GPU.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import threading
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +28,7 @@ from triton.runtime.jit import JITFunction
 from .. import target
 from ..errors import NotResident, PeerLost, SundogError
 from ..machine.launcher import Installed
-from ..world.backend import Exchange
-from ..world.capture import Graph
+from ..world.backend import Backend, Exchange, Ranks
 from ..world.heap import Allocation
 from ..world.streams import Order
 from ..world.world import World
@@ -69,11 +68,8 @@ _SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 def run(fn: Callable[[World], Any], world_size: int, options: WorldOptions) -> list[Any]:
     """Fork a process per rank and run `fn` in each."""
     _check_can_fork()
-
-    def opened_by(rank: int, size: int, store: Any) -> World:
-        return _open_alone(rank, size, store, options.heap_size, options.timeout)
-
-    return _processes.run(fn, world_size, opened_by)
+    how: dict[str, Any] = {"heap_size": options.heap_size, "timeout": options.timeout}
+    return _processes.run(fn, world_size, partial(_open_alone, **how))
 
 
 def _check_can_fork() -> None:
@@ -153,16 +149,12 @@ def _shared_by(group: str, rank: int, size: int, store: Any) -> str:
 _shared: dict[str, tuple[dist.ProcessGroup, PerGroupStore]] = {}  # c10d has weak references
 
 
-class SymmBackend:
+class SymmBackend(Backend):
     """One rank: its process, its GPU or its share of one, and maps of all heaps."""
 
     name = "symm"
-    passive = False
-    has_atomics = True
-    graph: Graph | None = None
     recording: CudaRecording | None = None
     _captured = 0  # the number of the stream whose work is recorded
-    guard = 0
 
     def __init__(self, rank: int, size: int, store: Any, timeout: float) -> None:
         self.rank, self.size = rank, size
@@ -221,11 +213,11 @@ class SymmBackend:
         if torch.version.hip:  # MPS is CUDA's
             return first
         channel = f"SMs of {sharing[0]}"
-        meet = functools.partial(self.exchange, None, "count of SMs", sharing, channel)
+        meet = partial(self.exchange, None, "count of SMs", sharing, channel)
         counter = ResidentCounter(self.segment(sharing[0]), sharing.index(self.rank), len(sharing))
         if self.rank == sharing[0]:
             counter.clear()
-        return largest_that_fits(first, functools.partial(counter.measure, meet))
+        return largest_that_fits(first, partial(counter.measure, meet))
 
     def _owns(self, address: int) -> bool:
         """Return whether an address is in this rank's heap, by which a launch finds its world."""
@@ -239,19 +231,11 @@ class SymmBackend:
         view: torch.Tensor = self._handle.get_buffer(rank, [self._own.numel()], torch.uint8)
         return view
 
-    def copied_from(self, view: torch.Tensor, rank: int) -> torch.Tensor:
-        return view
-
     def record(self, num_words: int) -> torch.Tensor:
         return pinned_words(num_words)
 
     def exchange(
-        self,
-        value: Any,
-        what: str,
-        ranks: tuple[int, ...],
-        channel: str,
-        kind: Exchange = Exchange.VALUES,
+        self, value: Any, what: str, ranks: Ranks, channel: str, kind: Exchange = Exchange.VALUES
     ) -> list[Any]:
         self._raise_if_lost()
         try:

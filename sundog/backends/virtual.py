@@ -23,8 +23,7 @@ from ..errors import SundogError
 from ..machine.launcher import Installed
 from ..machine.machine import Machine
 from ..machine.schedule import from_token
-from ..world.backend import Exchange
-from ..world.capture import Graph
+from ..world.backend import Backend, Exchange, Ranks
 from ..world.heap import ALIGNMENT, Allocation
 from ..world.streams import Order
 from ..world.world import World
@@ -64,14 +63,10 @@ class VirtualShared:
     records: list[tuple[int, tuple[int, ...], torch.Tensor]] = field(default_factory=list)
 
 
-class VirtualBackend:
+class VirtualBackend(Backend):
     """One rank of a world on one GPU."""
 
     name = "virtual"
-    has_atomics = True
-    stream_number = 0
-    graph: Graph | None = None
-    guard = 0
 
     def __init__(self, shared: VirtualShared, rank: int) -> None:
         self.rank = rank
@@ -102,12 +97,7 @@ class VirtualBackend:
         return words
 
     def exchange(
-        self,
-        value: Any,
-        what: str,
-        ranks: tuple[int, ...],
-        channel: str,
-        kind: Exchange = Exchange.VALUES,
+        self, value: Any, what: str, ranks: Ranks, channel: str, kind: Exchange = Exchange.VALUES
     ) -> list[Any]:
         shared = self._shared
         meeting = shared.meetings.setdefault(channel, Meeting(shared.machine, ranks))

@@ -13,6 +13,8 @@ from .capture import BackendRecording, Graph
 from .heap import Allocation
 from .streams import Order
 
+Ranks = tuple[int, ...]
+
 
 class Exchange(enum.Enum):
     """What an exchange between hosts does besides carrying values. Its name is for messages."""
@@ -23,40 +25,39 @@ class Exchange(enum.Enum):
 
 
 class Backend(Protocol):
-    """One rank's view of its backend: all that `World` needs to know."""
+    """One rank's view of its backend: all that `World` needs to know, with what most have alike."""
 
     name: str
     rank: int
     size: int
     device: torch.device
     num_sms: int
-    guard: int  # bytes left unused after every allocation, so that overruns are noticed
+    guard: int = 0  # bytes left unused after every allocation, so that overruns are noticed
     polls: int  # how often a wait in a kernel may poll
     bases: list[int]  # address of every rank's heap, as this rank's kernels see it
     flag_bases: list[int]  # the same for flags; elsewhere only where a link separates the two
-    stream_number: int  # the current stream: set by `world.stream`
+    stream_number: int = 0  # the current stream: set by `world.stream`
     order: Order  # of the uses of its streams
-    graph: Graph | None  # the one being captured: set by `world.capture`
+    graph: Graph | None = None  # the one being captured: set by `world.capture`
     owns_gpu: bool  # no two ranks that compute share a GPU
-    passive: bool  # a rank that only plays its side of the protocol, while rank 0 is measured
-    has_atomics: bool  # the links to all peers carry atomics
+    passive: bool = (
+        False  # a rank that only plays its side of the protocol, while rank 0 is measured
+    )
+    has_atomics: bool = True  # the links to all peers carry atomics
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         """Return a rank's data or flags as bytes, if the host can reach it (ValueError if not)."""
 
     def copied_from(self, view: torch.Tensor, rank: int) -> torch.Tensor:
         """Return a rank's contiguous data in the form that torch gives to the copy engine."""
+        return view
 
     def record(self, num_words: int) -> torch.Tensor | None:
         """Return zeroed int64 words of the host that kernels write; None if the heap is there."""
+        return None
 
     def exchange(
-        self,
-        value: Any,
-        what: str,
-        ranks: tuple[int, ...],
-        channel: str,
-        kind: Exchange = Exchange.VALUES,
+        self, value: Any, what: str, ranks: Ranks, channel: str, kind: Exchange = Exchange.VALUES
     ) -> list[Any]:
         """Return every member's value, in the order of `ranks`. A collective with a timeout."""
 
