@@ -18,8 +18,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["HEAD", "LINE", "WIDE", "element", "ends", "load", "span", "store", "to_line", "word_of"]
-
 WIDE = tl.constexpr(16)  # bytes of the widest access
 LINE = tl.constexpr(128)  # bytes of a cache line
 HEAD = tl.constexpr(12)  # chunks that a span's head has room for; it is shorter than 9

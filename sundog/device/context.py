@@ -7,11 +7,6 @@ from __future__ import annotations
 
 import triton.language as tl
 
-__all__ = [
-    "DELTAS", "FLAG_DELTAS", "NOBODY", "PER_PEER", "POLLS", "RANK", "RECORD", "RECORD_HERE",
-    "RECORD_WORDS", "SIZE", "TAKEN", "TRACE_BUFFER", "TRACE_EVENTS", "TRACE_PROGRAMS",
-]  # fmt: skip
-
 RANK = tl.constexpr(0)  # this rank in the world (or group)
 SIZE = tl.constexpr(1)  # ranks in the world
 POLLS = tl.constexpr(2)  # how often a wait may poll; 0 ends every wait at once (the sticky word)

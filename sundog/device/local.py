@@ -12,8 +12,6 @@ from . import trace
 from .context import RANK
 from .signal import _wait_word
 
-__all__ = ["signal", "wait"]
-
 GPU = tl.constexpr("gpu")  # Triton 3.6 takes no bare string as a default
 
 

@@ -18,11 +18,6 @@ import triton.language as tl
 
 from .context import DELTAS, PER_PEER
 
-__all__ = [
-    "atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or",
-    "atomic_xchg", "atomic_xor", "copy", "get", "load", "moved", "put", "store", "translate",
-]  # fmt: skip
-
 ACQ_REL = tl.constexpr("acq_rel")  # Triton 3.6 takes no bare string as a default
 
 

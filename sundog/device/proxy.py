@@ -10,8 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["FENCE", "fence"]
-
 # The simulator knows this text (interpreter/builder.py). Triton asks for the dummy register.
 FENCE = tl.constexpr("fence.proxy.async.global; mov.u32 $0, 0;")
 

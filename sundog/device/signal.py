@@ -30,17 +30,6 @@ import triton.language as tl
 from . import memory, trace
 from .context import FLAG_DELTAS, PER_PEER, POLLS, RANK, RECORD, SIZE, TAKEN
 
-__all__ = [
-    "barrier_programs",
-    "barrier_ranks",
-    "put_signal",
-    "signal",
-    "signal_all",
-    "translate",
-    "wait",
-    "wait_all",
-]
-
 _LOOK_EVERY = tl.constexpr(64)  # polls between two looks at POLLS: the look is a second atomic
 
 # TRACE from STORE on: signals are stores. Before Triton 3.9 `tl` has no store with an order, so

@@ -26,12 +26,6 @@ from .memory import moved, translate
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "View", "at", "distances", "gather", "hinted", "inside", "load", "of_peer", "of_rank", "part",
-    "scatter", "store", "store_product", "view",
-]  # fmt: skip
-
-
 _NO_HINT = tl.constexpr((1, 1))
 
 

@@ -21,11 +21,6 @@ import triton.language as tl
 
 from .context import TRACE_BUFFER, TRACE_EVENTS, TRACE_PROGRAMS
 
-__all__ = [
-    "ALL", "BARRIER", "CLOCKS", "COMPUTE", "EVENT_WORDS", "FETCH", "GLOBALTIMER", "KINDS",
-    "MEMREALTIME", "MOST_PROGRAMS", "OFF", "SIGNAL", "WAIT", "begin", "end", "now",
-]  # fmt: skip
-
 # Kinds. A barrier signals all peers where it begins, and waits for all of them until it ends.
 FETCH = tl.constexpr(0)  # moving data; `what` is the tile, `value` is free
 WAIT = tl.constexpr(1)  # until this rank's flag `what` has reached `value`, which `peer` owes
