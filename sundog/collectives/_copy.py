@@ -29,6 +29,20 @@ from ..device import chunks, context, memory, signal, trace
 from ..device.chunks import WIDE
 from ..ops.op import Plan, World, barrier_flags
 
+
+@dataclass(frozen=True)
+class Moved:
+    """What is asked of an op that moves data. What `numel` counts, each op says."""
+
+    numel: int
+    dtype: torch.dtype
+    size: int  # ranks
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
 _KINDS = (torch.int32, torch.uint8, torch.int16, torch.uint8)  # by the last two bits of an address
 _LEAST_TILE, _LARGEST_TILE, _PER_THREAD = 4096, 32768, 64  # bytes
 _LONGEST_TILE = 1 << 19

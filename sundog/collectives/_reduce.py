@@ -26,6 +26,7 @@ DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
+Kind = TypeVar("Kind", bound="Config")
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,16 @@ class Config:
     programs: int = 16
     num_warps: int = 4
 
+    @classmethod
+    def whole(cls: type[Kind], problem: Any, num_sms: int) -> Kind:
+        """Choose for ranks that reduce all elements."""
+        return cls(*tiling(problem.numel, problem.dtype, num_sms))
 
-Kind = TypeVar("Kind", bound=Config)
+    @classmethod
+    def sliced(cls: type[Kind], problem: Any, num_sms: int) -> Kind:
+        """Choose for ranks that reduce a slice each."""
+        numel = slice_of(problem.numel, problem.dtype, problem.size)
+        return cls(*tiling(numel, problem.dtype, num_sms))
 
 
 def configs(kind: type[Kind], *fields: tuple[int, ...]) -> list[Kind]:

@@ -13,18 +13,12 @@ import torch
 
 from ..ops.dispatch import CallOptions, call, check_out, packed, repeated
 from ..ops.op import Cost, World, new_output
-from ._copy import random_tensor
+from ._copy import Moved, random_tensor
 
 
 @dataclass(frozen=True)
-class Problem:
-    numel: int  # of each rank's input
-    dtype: torch.dtype
-    size: int  # ranks
-
-    @property
-    def nbytes(self) -> int:
-        return self.numel * self.dtype.itemsize
+class Problem(Moved):
+    """`numel` is of each rank's input."""
 
 
 def cost(problem: Problem) -> Cost:
@@ -33,7 +27,6 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [
         Problem(numel, dtype, size)
         for numel, dtype in (
@@ -47,7 +40,6 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return the answer on a rank, from all ranks' inputs."""
     return torch.cat([part.flatten() for part in parts])
 
 

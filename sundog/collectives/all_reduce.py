@@ -33,7 +33,6 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [
         Problem(37, torch.bfloat16, size, "sum"),
         Problem(6151, torch.float32, size, "avg"),  # several tiles in a slice, up to 6 ranks
@@ -49,7 +48,6 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return the answer on a rank, from all ranks' inputs."""
     return _reduce.reference(problem.op, parts)
 
 
@@ -67,14 +65,14 @@ def all_reduce(
     `handle.wait()` returns the result. ring and atomic add in their own order, so their bits
     differ, and they run only if `algo` names them.
     """
+    options = CallOptions(algo, config, async_op, explain)
     if _reduce.is_unusual(x, op):
         from . import _given  # most calls need none of it
 
         op = _given.name_of(op)
         if _given.has_views(x, op):
-            more: Any = {"algo": algo, "config": config, "async_op": async_op, "explain": explain}
-            return _given.by_views(all_reduce, world, x, out, op=op, **more)
-    asked, options = ("all_reduce", op, out is None), CallOptions(algo, config, async_op, explain)
+            return _given.by_views(all_reduce, world, x, out, op=op, **options._asdict())
+    asked = ("all_reduce", op, out is None)
     if out is None and isinstance(x, torch.Tensor) and x.layout is torch.strided:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if repeated(world, asked, x, out, options):

@@ -24,6 +24,9 @@ class Config(_reduce.Config):
     """Its type says that this algorithm takes it."""
 
 
+default = Config.whole
+
+
 def valid(problem: Problem, config: Config) -> str | None:
     if problem.op != "sum":
         return f"atomic can only sum, not {problem.op}"
@@ -31,19 +34,14 @@ def valid(problem: Problem, config: Config) -> str | None:
         return (
             f"GPUs have no atomic that adds {problem.dtype}; convert it, or use another algorithm"
         )
-    return _reduce.refused(config.block, config.programs, config.num_warps)
+    return _reduce.valid(problem, config)
 
 
 def space(problem: Problem) -> list[Config]:
     return _reduce.configs(Config, (1024, 2048, 4096), (4, 8, 16, 32, 64, 128), (4, 8))
 
 
-def default(problem: Problem, num_sms: int) -> Config:
-    return Config(*_reduce.tiling(problem.numel, problem.dtype, num_sms))
-
-
 def cases(size: int) -> list[Problem]:
-    """Return small problems with awkward sizes: what check, probe and tests run."""
     kinds = ((37, torch.float32), (1283, torch.int32), (5, torch.bfloat16))
     return [Problem(numel, dtype, size) for numel, dtype in kinds]
 

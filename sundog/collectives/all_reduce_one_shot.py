@@ -27,21 +27,20 @@ class Config(_reduce.Config):
     """Its type says that this algorithm takes it."""
 
 
+default = Config.whole
+
+
 def valid(problem: Problem, config: Config) -> str | None:
     nbytes = problem.numel * problem.dtype.itemsize
     if nbytes > LARGEST:
         return f"one_shot of {nbytes} bytes, and it takes up to {LARGEST}; use two_shot"
-    return _reduce.refused(config.block, config.programs, config.num_warps)
+    return _reduce.valid(problem, config)
 
 
 def space(problem: Problem) -> list[Config]:
     return _reduce.configs(
         Config, (512, 1024, 2048, 4096, 8192), (1, 2, 4, 8, 16, 32, 64), (4, 8, 16)
     )
-
-
-def default(problem: Problem, num_sms: int) -> Config:
-    return Config(*_reduce.tiling(problem.numel, problem.dtype, num_sms))
 
 
 @triton.jit

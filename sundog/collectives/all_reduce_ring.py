@@ -26,19 +26,17 @@ class Config(_reduce.Config):
     """Its type says that this algorithm takes it."""
 
 
+default = Config.sliced
+
+
 def valid(problem: Problem, config: Config) -> str | None:
     if problem.op == "avg" and not problem.dtype.is_floating_point:
         return f"ring passes sums on as {problem.dtype}, where they may wrap: no average of those"
-    return _reduce.refused(config.block, config.programs, config.num_warps)
+    return _reduce.valid(problem, config)
 
 
 def space(problem: Problem) -> list[Config]:
     return _reduce.configs(Config, (1024, 2048, 4096, 8192), (4, 8, 16, 32, 64, 128), (4, 8))
-
-
-def default(problem: Problem, num_sms: int) -> Config:
-    numel = _reduce.slice_of(problem.numel, problem.dtype, problem.size)
-    return Config(*_reduce.tiling(numel, problem.dtype, num_sms))
 
 
 @triton.jit

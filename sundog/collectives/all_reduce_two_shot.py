@@ -22,15 +22,13 @@ class Config(_reduce.Config):
     """Its type says that this algorithm takes it."""
 
 
+default = Config.sliced
+
+
 def space(problem: Problem) -> list[Config]:
     return _reduce.configs(
         Config, (1024, 2048, 4096, 8192, 16384), (4, 8, 16, 32, 64, 128), (4, 8, 16)
     )
-
-
-def default(problem: Problem, num_sms: int) -> Config:
-    numel = _reduce.slice_of(problem.numel, problem.dtype, problem.size)
-    return Config(*_reduce.tiling(numel, problem.dtype, num_sms))
 
 
 @triton.jit

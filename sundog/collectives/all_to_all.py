@@ -15,19 +15,14 @@ import torch
 
 from ..ops.dispatch import CallOptions, call, check_out, packed, repeated
 from ..ops.op import Cost, World, new_output
-from ._copy import random_tensor
+from ._copy import Moved, random_tensor
 
 
 @dataclass(frozen=True)
-class Problem:
-    numel: int  # of what a rank sends to each rank, if all parts are equal
-    dtype: torch.dtype
-    size: int  # ranks
-    splits: tuple[tuple[int, ...], ...] | None = None  # else elements from rank (row) to rank
+class Problem(Moved):
+    """`numel` is of what a rank sends to each rank, if all parts are equal."""
 
-    @property
-    def nbytes(self) -> int:
-        return self.numel * self.dtype.itemsize
+    splits: tuple[tuple[int, ...], ...] | None = None  # else elements from rank (row) to rank
 
     @property
     def matrix(self) -> tuple[tuple[int, ...], ...]:
@@ -42,7 +37,6 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [
         Problem(numel, dtype, size)
         for numel, dtype in ((37, torch.float32), (1, torch.uint8), (3072, torch.bfloat16))
@@ -56,7 +50,6 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return the answer on a rank, from all ranks' inputs."""
     splits = [part.flatten().split(row) for part, row in zip(parts, problem.matrix, strict=True)]
     return torch.cat([each[rank] for each in splits])
 

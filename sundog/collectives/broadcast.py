@@ -10,7 +10,7 @@ import torch
 
 from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, is_same, packed
 from ..ops.op import Cost, Plan, World, agree
-from ._copy import Config, Span, plan_spans, random_tensor
+from ._copy import Config, Moved, Span, plan_spans, random_tensor
 from ._copy import default_spans as default
 from ._copy import space_spans as space
 from ._copy import valid_spans as valid
@@ -19,15 +19,8 @@ SYMMETRIC = ("out",)
 
 
 @dataclass(frozen=True)
-class Problem:
-    numel: int
-    dtype: torch.dtype
-    size: int  # ranks
+class Problem(Moved):
     src: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.numel * self.dtype.itemsize
 
 
 def cost(problem: Problem) -> Cost:
@@ -37,7 +30,6 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [Problem(n, d, size, size // 2) for n, d in ((37, torch.int16), (2048, torch.half))]
 
 
@@ -67,13 +59,8 @@ def broadcast(
     if not is_same(x, out):
         check_out("broadcast", x, out, x.numel())
     problem = Problem(x.numel(), x.dtype, world.size, src)
-    return call(
-        world,
-        "broadcast",
-        problem,
-        {"x": x, "out": out},
-        CallOptions(algo, config, async_op, explain),
-    )
+    options = CallOptions(algo, config, async_op, explain)
+    return call(world, "broadcast", problem, {"x": x, "out": out}, options)
 
 
 def plan(world: World, problem: Problem, config: Config) -> Plan:

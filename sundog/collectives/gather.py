@@ -16,7 +16,7 @@ from ..device import context, memory, signal, trace
 from ..ops.dispatch import AsyncHandle, CallOptions, call, check_out, packed
 from ..ops.op import Cost, Plan, World, agree, barrier_flags
 from . import _copy
-from ._copy import Config, default, random_tensor, space, valid
+from ._copy import Config, Moved, default, random_tensor, space, valid
 
 SYMMETRIC = ("x",)
 # Mutants that `check --mutate` need not kill (sundog/tools/check/mutation.py).
@@ -28,15 +28,10 @@ ACCEPT = {
 
 
 @dataclass(frozen=True)
-class Problem:
-    numel: int  # of each rank's input
-    dtype: torch.dtype
-    size: int  # ranks
-    dst: int
+class Problem(Moved):
+    """`numel` is of each rank's input."""
 
-    @property
-    def nbytes(self) -> int:
-        return self.numel * self.dtype.itemsize
+    dst: int
 
 
 def cost(problem: Problem) -> Cost:
@@ -46,7 +41,6 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [Problem(n, d, size, size // 2) for n, d in ((37, torch.int16), (3072, torch.bfloat16))]
 
 
@@ -55,7 +49,7 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return the answer on `dst`, from all ranks' inputs, and None on other ranks."""
+    """Return the answer on `dst`, and nothing on other ranks."""
     whole = torch.cat([part.flatten() for part in parts])
     return whole if rank == problem.dst else whole[:0]
 

@@ -21,6 +21,7 @@ from . import _reduce
 from ._reduce import Config, valid
 
 SYMMETRIC = ("x",)
+default = Config.whole
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,6 @@ def space(problem: Problem) -> list[Config]:
     return _reduce.configs(Config, (1024, 2048, 4096), (8, 16, 64), (4,))
 
 
-def default(problem: Problem, num_sms: int) -> Config:
-    return Config(*_reduce.tiling(problem.numel, problem.dtype, num_sms))
-
-
 def cost(problem: Problem) -> Cost:
     """Return the cost of the rank that gets the result; the others do nothing."""
     nbytes = problem.numel * problem.dtype.itemsize
@@ -48,7 +45,6 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [
         Problem(37, torch.float32, size, "sum", 0),
         Problem(4099, torch.bfloat16, size, "avg", size - 1),
@@ -63,7 +59,7 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return the answer on `dst`, from all ranks' inputs, and None on other ranks."""
+    """Return the answer on `dst`, and nothing on other ranks."""
     return _reduce.reference(problem.op, parts)[: problem.numel if rank == problem.dst else 0]
 
 
@@ -78,18 +74,18 @@ def reduce(
     a handle; `handle.wait()` returns the result.
     """
     dst = world._check_rank(dst)
+    options = CallOptions(algo, config, False, explain)
     if _reduce.is_unusual(x, op):
         from . import _given  # most calls need none of it
 
         op = _given.name_of(op)
         if _given.has_views(x, op):
-            more: Any = {"algo": algo, "config": config, "async_op": async_op, "explain": explain}
             mine = out if world.rank == dst else None
+            more = options._asdict() | {"async_op": async_op}
             return _given.by_views(reduce, world, x, mine, dst=dst, op=op, **more)
     x = packed(world, "reduce", x, explain)
     _reduce.check("reduce", op, x.dtype)
     problem = Problem(x.numel(), x.dtype, world.size, op, dst)
-    options = CallOptions(algo, config, False, explain)
     if world.rank != dst:
         out = x.new_empty(0)
     else:

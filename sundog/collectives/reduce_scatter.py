@@ -21,6 +21,7 @@ from . import _reduce
 from ._reduce import Config, valid
 
 SYMMETRIC = ("x",)
+default = Config.whole
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,6 @@ def space(problem: Problem) -> list[Config]:
     )
 
 
-def default(problem: Problem, num_sms: int) -> Config:
-    return Config(*_reduce.tiling(problem.numel, problem.dtype, num_sms))
-
-
 def cost(problem: Problem) -> Cost:
     nbytes = problem.numel * problem.dtype.itemsize
     others = problem.size - 1
@@ -48,7 +45,6 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [
         Problem(37, torch.float32, size, "sum"),
         Problem(2056, torch.bfloat16, size, "avg"),
@@ -64,7 +60,6 @@ def inputs(world: World, problem: Problem, seed: int, exact: bool = True) -> tup
 
 
 def reference(problem: Problem, rank: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return the answer on a rank, from all ranks' inputs."""
     slices = [part.view(problem.size, problem.numel)[rank] for part in parts]
     return _reduce.reference(problem.op, slices)
 
@@ -79,17 +74,14 @@ def reduce_scatter(
     symmetric is copied to the heap. With `async_op=True`, returns a handle; `handle.wait()`
     returns the result.
     """
+    options = CallOptions(algo, config, async_op, explain)
     if _reduce.is_unusual(x, op):
         from . import _given  # most calls need none of it
 
         op = _given.name_of(op)
         if _given.has_views(x, op) and x.dim():  # else its two parts would go to two ranks
-            more: Any = {"algo": algo, "config": config, "async_op": async_op, "explain": explain}
-            return _given.by_views(reduce_scatter, world, x, out, op=op, **more)
-    asked, options = (
-        ("reduce_scatter", op, out is None),
-        CallOptions(algo, config, async_op, explain),
-    )
+            return _given.by_views(reduce_scatter, world, x, out, op=op, **options._asdict())
+    asked = ("reduce_scatter", op, out is None)
     out = new_output(x, 1, world.size) if out is None else out
     if repeated(world, asked, x, out, options):
         return out

@@ -9,7 +9,7 @@ import torch
 
 from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, packed
 from ..ops.op import Cost, Plan, World, agree
-from ._copy import Config, Span, plan_spans, random_tensor
+from ._copy import Config, Moved, Span, plan_spans, random_tensor
 from ._copy import default_spans as default
 from ._copy import space_spans as space
 from ._copy import valid_spans as valid
@@ -18,15 +18,10 @@ SYMMETRIC = ("out",)
 
 
 @dataclass(frozen=True)
-class Problem:
-    numel: int  # of each rank's part
-    dtype: torch.dtype
-    size: int  # ranks
-    src: int
+class Problem(Moved):
+    """`numel` is of each rank's part."""
 
-    @property
-    def nbytes(self) -> int:
-        return self.numel * self.dtype.itemsize
+    src: int
 
 
 def cost(problem: Problem) -> Cost:
@@ -36,7 +31,6 @@ def cost(problem: Problem) -> Cost:
 
 
 def cases(size: int) -> list[Problem]:
-    """Return small problems with awkward sizes: what check, probe and tests run."""
     return [Problem(n, d, size, size - 1) for n, d in ((37, torch.int16), (1024, torch.float32))]
 
 

@@ -75,6 +75,7 @@ FUNCTIONS = {
     "recv": "sundog.collectives.send_recv",
 }
 BY_REQUEST = ("all_reduce.ring", "all_reduce.atomic")  # other orders of addition
+# What a file of an algorithm has. docs/reference/own_ops.md says what each name is.
 SHAPE = (
     "Problem", "Config", "valid", "space", "default", "cost", "cases", "inputs", "reference",
     "plan",
