@@ -59,12 +59,11 @@ def run(
     module = load(name)
     can = module.CAPABILITIES
     _check_link(link, name, can)
+    _check_options(signals, tune, link)
     if sim is not None and not can.takes_sim:
         raise ValueError(f"sim=... is for backend 'sim', not {name!r}")
     if torch and can.on_gpu:
         raise ValueError(f"torch=True is for backends 'sim' and 'shm', not {name!r}: use torchrun")
-    if tune:
-        _check_tune(tune, link)
     nbytes = _heap_size(heap_size, can.on_gpu, world_size)
     options = WorldOptions(nbytes, _seconds(timeout), link, sim)
     if torch:
@@ -76,7 +75,6 @@ def run(
 
 def _with_options(fn: Callable[[World], Any], signals: str, tune: str) -> Callable[[World], Any]:
     """Return `fn` for a world with these options for signals and tuning."""
-    _check_signals(signals)
 
     def run_rank(world: World) -> Any:
         process = os.getpid()
@@ -102,15 +100,13 @@ def _end_fork(error: BaseException | None) -> None:
     os._exit(status if isinstance(status, int) else status is not None)
 
 
-def _check_tune(tune: str, link: str = "") -> None:
-    from .ops.online import check_tune  # it imports models, which takes a while
-
-    check_tune(tune, link)
-
-
-def _check_signals(signals: str) -> None:
+def _check_options(signals: str, tune: str, link: str = "") -> None:
     if signals not in ("", *SIGNALS):
         raise ValueError(f"signals must be 'atomic', 'store' or '', got {signals!r}")
+    if tune:
+        from .ops.online import check_tune  # it imports models, which takes a while
+
+        check_tune(tune, link)
 
 
 def init(
@@ -139,9 +135,7 @@ def init(
     tune="online" lets algo="auto" try, in the first calls of a problem that was not measured, what
     the model rates within 10 % of the best (sundog/ops/online.py).
     """
-    _check_signals(signals)
-    if tune:
-        _check_tune(tune)
+    _check_options(signals, tune)
     name = _chosen(backend, _UNDER_TORCHRUN)
     module = load(name)
     if not module.CAPABILITIES.processes:
@@ -229,7 +223,9 @@ def _chosen(name: str | None, defaults: tuple[str, str]) -> str:
 
 def _heap_size(asked: int, on_gpu: bool, local_ranks: int) -> int:
     """Return the bytes per rank. Raise if this machine has too little for all its ranks."""
-    nbytes = _at_least(asked or knobs.heap_size.get() or (GPU_HEAP if on_gpu else _CPU_HEAP))
+    nbytes = asked or knobs.heap_size.get() or (GPU_HEAP if on_gpu else _CPU_HEAP)
+    if not isinstance(nbytes, int) or nbytes < 1 << 16:
+        raise ValueError(f"heap_size must be at least {1 << 16} bytes, got {nbytes!r}")
     if on_gpu:
         # On AMD Triton takes offsets in storage below 2 GiB as 32-bit numbers, which cuts the
         # distance to a peer's heap (`sundog isa` marks it).
@@ -240,12 +236,6 @@ def _heap_size(asked: int, on_gpu: bool, local_ranks: int) -> int:
             f"heap_size {nbytes:,} for {local_ranks} ranks is {nbytes * local_ranks:,} bytes, and "
             f"this machine has {memory:,}. Ask for at most {memory // local_ranks:,} each."
         )
-    return nbytes
-
-
-def _at_least(nbytes: int) -> int:
-    if not isinstance(nbytes, int) or nbytes < 1 << 16:
-        raise ValueError(f"heap_size must be at least {1 << 16} bytes, got {nbytes!r}")
     return nbytes
 
 

@@ -248,13 +248,10 @@ def footprint_of(compiled: Any) -> Footprint | None:
     try:
         return _footprints[compiled]
     except KeyError:
-        return _footprints.setdefault(compiled, _footprint(compiled))
-
-
-def _footprint(compiled: Any) -> Footprint | None:
-    if not may_wait(first_ir(compiled.asm)):
-        return None
-    return Footprint(compiled.n_regs, compiled.metadata.shared, compiled.metadata.num_warps)
+        known = compiled.metadata
+        waits = may_wait(first_ir(compiled.asm))
+        found = Footprint(compiled.n_regs, known.shared, known.num_warps) if waits else None
+        return _footprints.setdefault(compiled, found)
 
 
 def needs_scratch(compiled: Any) -> bool:

@@ -132,7 +132,8 @@ class StoreExchange:
         if not self._store.check(["left"]):  # one question for all, which nearly always suffices
             return {}
         found = [rank for rank in ranks if self._store.check([f"left/{rank}"])]
-        return {rank: self._reason(rank) for rank in found}
+        reasons = {rank: self._store.get(f"left/{rank}") for rank in found}
+        return {r: str(decode(why, f"what rank {r} said at its end")) for r, why in reasons.items()}
 
     def without_store(self, error: StoreLost, peers: Peers, size: int) -> PeerLost:
         """Return the error to raise instead, which names the rank that took the store with it."""
@@ -140,9 +141,6 @@ class StoreExchange:
         dead = {rank: _DIED for rank in peers.dead()}
         reasons = dead or {rank: _STOPPED for rank in peers.stopped()}
         return self._lost_by(reasons, size) if reasons else error
-
-    def _reason(self, rank: int) -> str:
-        return str(decode(self._store.get(f"left/{rank}"), f"what rank {rank} said at its end"))
 
     def lost(self, awaited: Iterable[int], dead: Iterable[int], size: int) -> PeerLost | None:
         """Return the error to raise if a rank that this rank waits for won't come."""

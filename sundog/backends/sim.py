@@ -7,6 +7,7 @@ import mmap
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -193,15 +194,11 @@ def simulate(
         segments, flags = machine.memory.split.data, machine.memory.split.flags
     shared = SimShared(machine, segments, flags, {}, bool(link))
     for rank in range(world_size):
-        machine.add_host(rank, _host(fn, shared, rank), [])
+        machine.add_host(rank, partial(run_rank, fn, SimBackend(shared, rank)), [])
     machine.on_expire = lambda programs: end_waits(machine.memory, programs)
     with Installed(machine):
         machine.run()
     machine.close()
-
-
-def _host(fn: Callable[[World], Any], shared: SimShared, rank: int) -> Callable[[], Any]:
-    return lambda: run_rank(fn, SimBackend(shared, rank))
 
 
 def end_waits(memory: Memory, programs: list[Program]) -> None:

@@ -99,10 +99,6 @@ def random_input(world: World, numel: int, dtype: torch.dtype, seed: int) -> tor
 # what torch computes: exactly the same bits
 
 
-def _limit(wire: torch.dtype) -> float:
-    return 127.0 if wire == torch.int8 else float(torch.finfo(wire).max)
-
-
 def _grouped(x: torch.Tensor) -> torch.Tensor:
     flat = x.flatten().float()
     missing = groups_of(flat.numel()) * GROUP.value - flat.numel()
@@ -111,7 +107,8 @@ def _grouped(x: torch.Tensor) -> torch.Tensor:
 
 def take(x: torch.Tensor, wire: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a tensor's bytes [groups, 128] and scales [groups], as the kernel computes them."""
-    rows, limit = _grouped(x), torch.tensor(_limit(wire), device=x.device)
+    most = 127.0 if wire == torch.int8 else float(torch.finfo(wire).max)
+    rows, limit = _grouped(x), torch.tensor(most, device=x.device)
     peak = rows.abs().amax(1).clamp(min=_LEAST.value)
     peak = torch.where(rows.isnan().any(1), torch.nan, peak)
     inverse, scales = limit / peak, peak / limit

@@ -84,9 +84,10 @@ def inspect_launch(op: str, launch: RecordedLaunch, target: str) -> Kernel:
     roles = classify(kernel)
     registers, spills = resources(compiled, target)
     moves = {kind: _widths(read.moves, kind, met) for kind in ("load", "store")}
+    atomics = dict(Counter(" ".join(found) for found in _ATOMIC.findall(compiled.asm["ttgir"])))
     return Kernel(
         op, launch.kernel.__name__, target, registers, spills, shared,
-        moves["load"], moves["store"], _atomics(compiled.asm["ttgir"]), read.barriers,
+        moves["load"], moves["store"], atomics, read.barriers,
         read.tensor_cores, read.tma, _sites(met, roles),
         judge(kernel, roles, spills) + _hoisted(compiled.asm, launch.roles),
     )  # fmt: skip
@@ -124,10 +125,6 @@ def _sites(met: list[ttgir.MemoryAccess], roles: list[str]) -> list[Site]:
             site = Site(a.kind, role, a.arguments, a.where, a.tile, a.itemsize, dict(a.widths))
             sites.setdefault((a.kind, role, a.arguments, a.place, a.tile), site)
     return list(sites.values())
-
-
-def _atomics(ttgir: str) -> dict[str, int]:
-    return dict(Counter(" ".join(found) for found in _ATOMIC.findall(ttgir)))
 
 
 def _ptx_resources(cubin: bytes) -> tuple[int, int]:

@@ -17,7 +17,7 @@ offsets in the first call with each, but not in a capture.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -275,8 +275,10 @@ class Request:
 
     def ordinary(self) -> dict[str, int]:
         """Count the bytes of the tensors that an algorithm may have to copy to the heap."""
-        staged = zip(self.tensors.items(), self.staged, strict=True)
-        return {name: tensor.nbytes for (name, tensor), s in staged if s}
+        return {name: self.tensors[name].nbytes for name, s in self._named_staged() if s}
+
+    def _named_staged(self) -> Iterator[tuple[str, bool | None]]:
+        return zip(self.tensors, self.staged, strict=True)
 
     def _place(self, name: str) -> tuple:
         """Return the offset of a tensor on the heap, by which peers find theirs."""
@@ -292,11 +294,12 @@ class Request:
                 self.world, self.op, self.problem, self.options, self.ordinary()
             )
             refused = self.world._streams.refuse_wide(self.op, config)
-            mine = f"{self.problem}, {algo}, {config}, {self._where()}"
+            where = [f"{n} {_WHERE[s]}" for n, s in self._named_staged() if s is not None]
+            mine = f"{self.problem}, {algo}, {config}, {', '.join(where)}"
         except ValueError as error:
             refused = str(error)
             mine = f"{self.problem}, refused: {refused}"
-        on_heap = [name for name, s in zip(self.tensors, self.staged, strict=True) if s is False]
+        on_heap = [name for name, s in self._named_staged() if s is False]
         places = {name: self._place(name) for name in on_heap}
         everyone = plans.agree(self.op, mine, places)
         if refused is not None:
@@ -332,10 +335,6 @@ class Request:
         return CachedCall(
             self.op, plan, lambda: why() + copied, self.is_flat, tuple(in_place), staged
         )
-
-    def _where(self) -> str:
-        where = zip(self.tensors, self.staged, strict=True)
-        return ", ".join(f"{name} {_WHERE[s]}" for name, s in where if s is not None)
 
     def _agree_place(self, cached: CachedCall) -> None:
         """Compare the offset of a tensor that peers reach, once for each offset."""

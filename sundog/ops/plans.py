@@ -256,7 +256,7 @@ class Plans:
         offset = self._memory.block_of(buffer).offset
         if old is None:
             return Staging(buffer, offset)
-        users = {call.serial for call in self if old in _stagings(call)}
+        users = {c.serial for c in self if old in [each.staging for each in c.staged.values()]}
         self._let_go(Staging(old.buffer, old.offset), users)
         old.buffer, old.offset = buffer, offset
         return old
@@ -297,7 +297,7 @@ class Plans:
         time.
         """
         held = self._world._streams.captured_calls()
-        calls = sorted(self, key=_last_use)
+        calls = sorted(self, key=operator.attrgetter("used"))
         return array("q", [call.serial for call in calls if call not in held]).tobytes()
 
     def _settle(self, everyone: list[Any]) -> None:
@@ -310,13 +310,6 @@ class Plans:
         retired, self._retired = self._retired, []
         for staging, holders in retired:
             self._let_go(staging, holders)
-
-
-_last_use = operator.attrgetter("used")
-
-
-def _stagings(call: CachedCall) -> list[Staging]:
-    return [staged.staging for staged in call.staged.values()]
 
 
 def _step(nbytes: int) -> int:

@@ -142,7 +142,7 @@ def _fastest(tried: _Tried, known: dict[str, float], copies: dict[str, float]) -
     algo = min(known, key=lambda each: known[each])
     expected = ", ".join(
         f"{a} {1e6 * t:.1f} us{_with_copy(a, copies)}"
-        for a, t in sorted(known.items(), key=_second)
+        for a, t in sorted(known.items(), key=lambda each: each[1])
     )
     text = f"{tried.op}: {algo}, expected on {tried.here.target}: {expected}"
     return Choice(algo, tried.configs[algo], lambda: text)
@@ -224,7 +224,8 @@ def _refusal(module: ModuleType, problem: Any, config: Any) -> str | None:
 
 def config_for(op: str, module: ModuleType, problem: Any, target: str, num_sms: int) -> Any:
     """Return the config measured for this problem, or for the nearest one, or the rule's."""
-    near = sorted(_comparable(op, module, problem, Place(target, num_sms)), key=_distance_of)
+    found = _comparable(op, module, problem, Place(target, num_sms))
+    near = sorted(found, key=lambda each: sum(each[0]))
     for _, _, entry in near:
         config = _made(module.Config, entry.config)
         if config is not None and module.valid(problem, config) is None:
@@ -313,15 +314,6 @@ def _work(module: ModuleType, problem: Any) -> int:
 def _parsed(value: Any) -> Any:
     kind = getattr(torch, value, None) if isinstance(value, str) else None
     return kind if isinstance(kind, torch.dtype) else value
-
-
-def _distance_of(item: tuple) -> Any:
-    kinds, sizes = item[0]
-    return kinds + sizes
-
-
-def _second(item: tuple) -> Any:
-    return item[1]
 
 
 # the store

@@ -61,7 +61,8 @@ def section(content: Any, name: str) -> Section:
     for key, type_ in needed.items():
         if not isinstance(content.get(key), type_):
             raise ValueError(f"{name} looks like {kind}, but has no {type_.__name__} {key!r}")
-    return Section(kind, name, _SHRINK.get(kind, _same)(content, name))
+    shrink = _SHRINK.get(kind)
+    return Section(kind, name, shrink(content, name) if shrink else content)
 
 
 def _recognise(content: Any, name: str) -> tuple[str, dict[str, Any]]:
@@ -79,10 +80,6 @@ def _recognise(content: Any, name: str) -> tuple[str, dict[str, Any]]:
         f"{name} is JSON, but not of check, trace, bench, probe, isa or predict: give a file that "
         "one of them wrote with --json, a trace, or the base of a dataset"
     )
-
-
-def _same(content: dict[str, Any], name: str) -> dict[str, Any]:
-    return content
 
 
 def _slowest(content: dict[str, Any], name: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ..world.world import World
 Inputs = tuple[torch.Tensor, ...]
 Call = Callable[[], Any]
 Make = Callable[[World, Any, Inputs, torch.Tensor], Call]
-Collective = Callable[[Any, torch.Tensor, torch.Tensor, Any], None]  # problem, out, x, group
+Collective = Callable[[Any, torch.Tensor, torch.Tensor, Any], Any]  # problem, out, x, group
 
 
 def anywhere(world: World, problem: Any) -> bool:
@@ -75,26 +75,6 @@ def _group(backend: str, channels: int) -> Any:
 # a collective of torch's, by our op's name
 
 
-def _all_gather(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
-    dist.all_gather_into_tensor(out, x, group=group)
-
-
-def _all_reduce(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
-    dist.all_reduce(out.copy_(x), group=group)
-
-
-def _reduce_scatter(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
-    dist.reduce_scatter_tensor(out, x, group=group)
-
-
-def _all_to_all(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
-    dist.all_to_all_single(out, x, group=group)
-
-
-def _broadcast(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
-    dist.broadcast(out.copy_(x), problem.src, group=group)
-
-
 def _gather(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> None:
     is_there = dist.get_rank() == problem.dst
     dist.gather(x, list(out.chunk(problem.size)) if is_there else None, problem.dst, group=group)
@@ -111,10 +91,15 @@ def _reduce(problem: Any, out: torch.Tensor, x: torch.Tensor, group: Any) -> Non
 
 
 _COLLECTIVES: dict[str, Collective] = {
-    "all_gather": _all_gather, "all_reduce": _all_reduce, "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all, "broadcast": _broadcast, "gather": _gather, "scatter": _scatter,
+    "all_gather": lambda p, out, x, group: dist.all_gather_into_tensor(out, x, group=group),
+    "all_reduce": lambda p, out, x, group: dist.all_reduce(out.copy_(x), group=group),
+    "reduce_scatter": lambda p, out, x, group: dist.reduce_scatter_tensor(out, x, group=group),
+    "all_to_all": lambda p, out, x, group: dist.all_to_all_single(out, x, group=group),
+    "broadcast": lambda p, out, x, group: dist.broadcast(out.copy_(x), p.src, group=group),
+    "gather": _gather,
+    "scatter": _scatter,
     "reduce": _reduce,
-}  # fmt: skip
+}
 
 
 def on_group(op: str, backend: str, channels: int = 0) -> Make:

@@ -84,7 +84,8 @@ def preset(name: str, op: str) -> tuple[list[str], int]:
     shapes = _shapes(op, MODELS[model_name], int(ranks))
     if not shapes:
         raise ValueError(f"--preset {name}: {op} is not part of a tensor-parallel layer")
-    return [_text({**shape, "dtype": "bfloat16"}) for shape in shapes], int(ranks)
+    texts = [",".join(f"{k}={v}" for k, v in shape.items()) for shape in shapes]
+    return [f"{text},dtype=bfloat16" for text in texts], int(ranks)
 
 
 def _shapes(op: str, model: Model, ranks: int) -> list[dict[str, Any]]:
@@ -99,7 +100,3 @@ def _shapes(op: str, model: Model, ranks: int) -> list[dict[str, Any]]:
     if op in (*_SPLIT, "all_reduce", "broadcast", "reduce"):
         return [dict(numel=m * hidden // (ranks if op in _SPLIT else 1)) for m in ROWS]
     return []
-
-
-def _text(fields: dict[str, Any]) -> str:
-    return ",".join(f"{name}={value}" for name, value in fields.items())

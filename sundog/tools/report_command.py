@@ -25,26 +25,20 @@ def run(options: ReportOptions) -> int:
     out = options.out or ("comparison.html" if options.compare else "report.html")
     check_writable(out)
     if options.compare:
-        _compare(out, options.files)
+        if len(options.files) != 2:
+            raise ValueError(
+                f"--compare takes two reports, old.html new.html; {len(options.files)} given"
+            )
+        write_comparison(out, *options.files)
+    elif not options.files:
+        raise ValueError("name at least one file: sundog report -o report.html found.json")
     else:
-        _collect(out, options.files)
+        write_report(out, [part for path in options.files for part in _parts(path)])
     size = os.path.getsize(out) if os.path.isfile(out) else 0
     note(f"{out}: {size / 1e6:.1f} MB, opens in a browser without a network")
     if size > _LARGE:
         note("that is large for a page: give fewer files, or trace fewer programs")
     return FINE
-
-
-def _compare(out: str, files: tuple[str, ...]) -> None:
-    if len(files) != 2:
-        raise ValueError(f"--compare takes two reports, old.html new.html; {len(files)} given")
-    write_comparison(out, *files)
-
-
-def _collect(out: str, files: tuple[str, ...]) -> None:
-    if not files:
-        raise ValueError("name at least one file: sundog report -o report.html found.json")
-    write_report(out, [part for path in files for part in _parts(path)])
 
 
 def _parts(path: str) -> list[Section]:

@@ -104,8 +104,8 @@ def _cells(row: Row, rows: list[Row], size: int) -> list[str]:
         row.problem,
         name,
         *[f"{1e6 * t:.1f} us" for t in micro],
-        f"{row.cost.hbm_bytes * size / times.median / 1e9:.0f}",
-        f"{row.cost.flops * size / times.median / 1e12:.1f}",
+        f"{_rate(row, size):.0f}",
+        f"{_flop_rate(row, size):.1f}",
         f"{row.limit / times.median:.2f}",
         f"{times.median / row.stored:.2f}" if row.stored else "",
         ", ".join(others) if row.config else "",
@@ -189,8 +189,7 @@ def _figures(row: Row, size: int) -> list[str]:
     if times is None:
         return [""] * 7
     micro = [1e6 * t for t in (times.median, times.percentile(20), times.percentile(80))]
-    rate = row.cost.hbm_bytes * size / times.median / 1e9  # of all ranks
-    flops = row.cost.flops * size / times.median / 1e12
+    rate, flops = _rate(row, size), _flop_rate(row, size)
     expected = f"{1e6 * row.expected:.3f}" if row.expected else ""
     limit = f"{row.limit / times.median:.3f}"
     return [*(f"{t:.3f}" for t in micro), f"{rate:.1f}", f"{flops:.2f}", limit, expected]
@@ -290,6 +289,7 @@ def _flop_rate(row: Row, size: int) -> float:
 
 
 def _rate(row: Row, size: int) -> float:
+    """Return the bytes per second of all ranks, in GB."""
     assert row.times is not None
     return row.cost.hbm_bytes * size / row.times.median / 1e9
 
@@ -348,12 +348,14 @@ def bars_of(rows: list[Row]) -> dict[str, list[Bar]]:
         known = best.get(row.variant)
         if known is None or known.times is None or row.times.median < known.times.median:
             best[row.variant] = row
-    return {problem: [_bar(row) for row in best.values()] for problem, best in panels.items()}
-
-
-def _bar(row: Row) -> Bar:
-    assert row.times is not None
-    return row.variant, 1e6 * row.times.median, 1e6 * row.expected, 1e6 * row.limit
+    return {
+        problem: [
+            (row.variant, 1e6 * row.times.median, 1e6 * row.expected, 1e6 * row.limit)
+            for row in best.values()
+            if row.times is not None
+        ]
+        for problem, best in panels.items()
+    }
 
 
 def draw_bars(path: str, rows: list[Row]) -> None:

@@ -174,7 +174,7 @@ def _problems(world: World, common: _Bench, found: _Found) -> _Found:
     per_problem = len(common.choices) + len(common.baselines)
     total = len(left) * per_problem * common.options.samples
     # Rank 0 shows the progress of all.
-    with progress(threaded=False) if world.rank == 0 else nullcontext(_show_nothing) as show:
+    with progress(threaded=False) if world.rank == 0 else nullcontext(lambda *_: None) as show:
         done = itertools.count(1)
         here = dataclasses.replace(
             common,
@@ -192,10 +192,6 @@ def _problems(world: World, common: _Bench, found: _Found) -> _Found:
                 now.failed[key] = error.reason.partition("\n")[0]
                 raise VariantFailed(error.variant, error.reason, now) from error
     return now
-
-
-def _show_nothing(name: str, done: int, total: int, remark: str) -> None:
-    pass
 
 
 def _rates(world: World, link: str) -> limits.Rates | None:

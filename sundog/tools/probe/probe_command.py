@@ -35,7 +35,7 @@ from .._console import (
     write_json,
 )
 from .._pool import Failure, Worker, run_all, serve
-from .._primitives import PRIMITIVES, Primitive
+from .._primitives import PRIMITIVES
 from .._subject import Resolved, expected, output, resolve
 from ..timing import machine
 from .columns import COLUMNS
@@ -121,18 +121,15 @@ def subjects(target: str, size: int) -> Iterator[Subject]:
     if target in _OF_TORCH:
         yield _all_reduce_of_torch(target, size)
     elif target in PRIMITIVES:
-        yield _of_primitive(target, PRIMITIVES[target])
+        made = PRIMITIVES[target]
+        verdict = "CAPTURABLE" if made.can_capture else "NOT CAPTURABLE"
+        yield Subject(target, made.prepare, made.inputs, made.reference, expected=verdict)
     else:
         resolved = resolve(target)
         for algorithm in resolved.algorithms:
             yield from _of_op(algorithm.name, algorithm.module, size)
         if not resolved.algorithms:
             yield _of_user(resolved)
-
-
-def _of_primitive(name: str, primitive: Primitive) -> Subject:
-    verdict = "CAPTURABLE" if primitive.can_capture else "NOT CAPTURABLE"
-    return Subject(name, primitive.prepare, primitive.inputs, primitive.reference, expected=verdict)
 
 
 def _of_op(name: str, op: ModuleType, size: int) -> Iterator[Subject]:
@@ -239,7 +236,9 @@ def _probe_all(names: list[str], options: ProbeOptions) -> list[ProbeRow]:
     found: dict[str, ProbeRow] = {}
     with progress() as show, suppress(KeyboardInterrupt):
         for name, reply in run_all(workers, names):
-            found[name] = _failed_row(name, reply) if isinstance(reply, Failure) else reply
+            if isinstance(reply, Failure):
+                reply = ProbeRow(name, cells={next(iter(COLUMNS)): Cell(ERROR, reply.error)})
+            found[name] = reply
             show("probing", len(found), len(names), name)
     return [found[name] for name in names if name in found]
 
@@ -260,20 +259,12 @@ def _at_once(backend: str, world: int) -> int:
 
 
 def _probe(name: str, options: ProbeOptions) -> ProbeRow:
-    row: ProbeRow | None = None
-    for subject in subjects(name, options.world):
-        size, backend, replays, seed = options.world, options.backend, options.replays, options.seed
-        made = probe_subject(subject, size, backend, replays, seed)
-        if row is None:
-            row = made
-        else:
-            row.add(made, subject.case)
-    assert row is not None
+    how = options.world, options.backend, options.replays, options.seed
+    first, *others = subjects(name, options.world)
+    row = probe_subject(first, *how)
+    for subject in others:
+        row.add(probe_subject(subject, *how), subject.case)
     return row
-
-
-def _failed_row(name: str, failure: Failure) -> ProbeRow:
-    return ProbeRow(name, cells={next(iter(COLUMNS)): Cell(ERROR, failure.error)})
 
 
 def _print(console: Console, rows: list[ProbeRow], details: bool) -> None:

@@ -72,7 +72,7 @@ class Raw:
     """What one rank recorded. `words` has a row of EVENT_WORDS per event."""
 
     rank: int
-    base: int  # where the rank's flags start; a flag's offset is the same on every rank
+    base: int  # an address that has the same place among the flags of every rank
     programs: np.ndarray  # of each event
     words: np.ndarray
     dropped: int  # events for which there was no room
@@ -124,7 +124,9 @@ class TraceRecording:
             events[:, 0] *= 10
         dropped = int(recorded.sum() - counts.sum())
         unit = "ns" if world.device.type == "cuda" else "accesses"
-        return Raw(world.rank, _flag_base(world), programs, events, dropped, unit, self._clock)
+        return Raw(
+            world.rank, int(world.ctx.data_ptr()), programs, events, dropped, unit, self._clock
+        )
 
     def close(self) -> None:
         self._world.kernel_mode &= ~points.CLOCKS
@@ -167,8 +169,3 @@ def _together(world: World) -> tuple[Callable[[Callable[[], Any]], Any], Callabl
         return lambda launch: launch(), lambda: None
     gate = Gate(world)
     return gate.time, gate.free
-
-
-def _flag_base(world: World) -> int:
-    """Return an address that has the same place among the flags of every rank."""
-    return int(world.ctx.data_ptr())

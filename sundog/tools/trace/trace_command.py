@@ -110,7 +110,9 @@ def run(options: TraceOptions) -> int:
     timeline = trace_op(options)
     write(timeline, options.out)
     if options.plot:
-        draw(timeline, options.plot, _shown(timeline, options.link))
+        # The slowest rank, or over a link rank 0, the only one measured.
+        slowest = max(summarise(timeline), key=lambda each: each.length).rank
+        draw(timeline, options.plot, 0 if options.link else slowest)
     _print(timeline, options.out)
     if options.json:
         write_json(options.json, _summary_json(timeline))
@@ -132,11 +134,6 @@ def trace_op(options: TraceOptions) -> Timeline:
     with running("the traced call"):
         found = run_ranks(main, options.world, options.backend, link=options.link)
     return Timeline.of([raw for _, raw in found], found[0][0])
-
-
-def _shown(timeline: Timeline, link: str) -> int:
-    """Choose the rank to draw: the slowest, or over a link rank 0, the only one measured."""
-    return 0 if link else max(summarise(timeline), key=lambda each: each.length).rank
 
 
 def _print(timeline: Timeline, path: str) -> None:
