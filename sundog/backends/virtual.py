@@ -23,6 +23,7 @@ from ..errors import SundogError
 from ..machine.launcher import Installed
 from ..machine.machine import Machine
 from ..machine.schedule import from_token
+from ..target import Target
 from ..world.backend import Backend, Exchange, Ranks
 from ..world.heap import ALIGNMENT, Allocation
 from ..world.streams import Order
@@ -207,16 +208,7 @@ def _open(world_size: int, heap_size: int, timeout: float, link: str) -> Virtual
     device = _device()
     _finish_earlier()
     gpu = Gpu(device)
-    # With a link, passive ranks need one SM each and rank 0 may fill the others. All ranks get the
-    # same number, so that they make the same plans.
-    num_sms = gpu.target.num_sms // world_size
-    if link == "pcie":
-        num_sms = gpu.target.num_sms - (world_size - 1)
-    if num_sms <= 0 or world_size > _QUEUES:
-        raise ValueError(
-            f"{world_size} ranks on one {gpu.target.name}: it has {gpu.target.num_sms} SMs and "
-            f"{_QUEUES} queues, and every rank needs one of each"
-        )
+    num_sms = _sms_of_a_rank(gpu.target, world_size, link)
     machine = Machine(from_token(f"random:{knobs.seed.get()}"), num_sms, expire=False)
     flags = _heaps(world_size, heap_size, device)
     segments = list(flags)
@@ -238,6 +230,22 @@ def _open(world_size: int, heap_size: int, timeout: float, link: str) -> Virtual
         num_sms,
         bool(link),
     )
+
+
+def _sms_of_a_rank(gpu: Target, world_size: int, link: str) -> int:
+    """Share the SMs. All ranks get the same number, so that they make the same plans.
+
+    With a link, passive ranks need one SM each, and rank 0 may fill the others.
+    """
+    num_sms = gpu.num_sms // world_size
+    if link == "pcie":
+        num_sms = gpu.num_sms - (world_size - 1)
+    if num_sms <= 0 or world_size > _QUEUES:
+        raise ValueError(
+            f"{world_size} ranks on one {gpu.name}: it has {gpu.num_sms} SMs and {_QUEUES} queues, "
+            "and every rank needs one of each"
+        )
+    return num_sms
 
 
 def _device() -> torch.device:

@@ -86,37 +86,38 @@ def choose(
     that have a GPU each, as `owns_gpu` says. `ordinary` has the bytes of the tensors that are not
     on the heap: copying one that peers must reach counts.
     """
-    modules = {a: m for a, m in algorithms(op).items() if f"{op}.{a}" not in BY_REQUEST}
-    modules = {a: m for a, m in modules.items() if owns_gpu or not getattr(m, "OWN_GPU", False)}
-    if backend and config is None:
-        modules = {a: m for a, m in modules.items() if backend in getattr(m, "AUTO_ON", (backend,))}
-    here = Place(target, num_sms)
-    tried = _Tried(op, problem, here, modules, config)
+    modules = _offered(op, backend if config is None else "", owns_gpu)
+    tried = _Tried(op, problem, Place(target, num_sms), modules, config)
     hardware = None
     if target != SIMULATOR:  # which has no times to describe
         hardware = hardware_for(target, getattr(problem, "size", 1), num_sms, backend)
     copies = {a: _copy_seconds(m, problem, ordinary, hardware) for a, m in modules.items()}
-    if any(f"{op}." in entry.op for entry in entries(target)):
-        times = {a: _estimate(f"{op}.{a}", modules[a], problem, here) for a in tried.usable()}
-        known = {a: t for a, t in times.items() if t is not None}
-        if known and ordinary and hardware is not None:
-            known |= _scaled(tried, known, hardware)
-        if known:
-            return _fastest(tried, {a: t + copies[a] for a, t in known.items()}, copies)
-    if hardware is not None:
-        configs = {algo: tried.configs[algo] for algo in tried.usable()}
-        expected = expected_times(op, problem, configs, hardware, num_sms)
-        if expected:
-            return _by_model(tried, hardware, expected, copies)
+    known = tried.measured()
+    if known and ordinary and hardware is not None:
+        known |= _scaled(tried, known, hardware)
+    if known:
+        return _fastest(tried, {a: t + copies[a] for a, t in known.items()}, copies)
+    expected = {} if hardware is None else tried.expected(hardware)
+    if hardware is not None and expected:
+        return _by_model(tried, hardware, expected, copies)
     algo = tried.usual()
     return Choice(algo, tried.configs[algo], lambda: _by_rule(tried, algo))
 
 
+def _offered(op: str, backend: str, owns_gpu: bool) -> dict[str, ModuleType]:
+    """Return the algorithms that may be chosen, on a backend if one is named."""
+    found = {}
+    for algo, module in algorithms(op).items():
+        alone = getattr(module, "OWN_GPU", False) and not owns_gpu
+        elsewhere = backend and backend not in getattr(module, "AUTO_ON", (backend,))
+        if f"{op}.{algo}" not in BY_REQUEST and not alone and not elsewhere:
+            found[algo] = module
+    return found
+
+
 def _scaled(tried: _Tried, known: dict[str, float], hardware: Hardware) -> dict[str, float]:
     """Rate algorithms not measured here by the model, scaled by its error for the others."""
-    configs = {algo: tried.configs[algo] for algo in tried.usable()}
-    num_sms = tried.here.num_sms
-    expected = expected_times(tried.op, tried.problem, configs, hardware, num_sms)
+    expected = tried.expected(hardware)
     ratios = [known[algo] / expected[algo].seconds for algo in known if algo in expected]
     worst = max(ratios, default=1.0)
     return {a: t.seconds * worst for a, t in expected.items() if a not in known}
@@ -205,6 +206,21 @@ class _Tried:
                 f"{self.op}: no algorithm takes {self.problem}{with_config}: {reasons}"
             )
         return found
+
+    def measured(self) -> dict[str, float]:
+        """Estimate seconds from measurements of algorithms that take the problem, if any."""
+        if not any(f"{self.op}." in entry.op for entry in entries(self.here.target)):
+            return {}
+        times = {
+            algo: _estimate(f"{self.op}.{algo}", self._modules[algo], self.problem, self.here)
+            for algo in self.usable()
+        }
+        return {algo: seconds for algo, seconds in times.items() if seconds is not None}
+
+    def expected(self, hardware: Hardware) -> dict[str, Time]:
+        """Return the model's times of the algorithms that take the problem."""
+        configs = {algo: self.configs[algo] for algo in self.usable()}
+        return expected_times(self.op, self.problem, configs, hardware, self.here.num_sms)
 
     def usual(self) -> str:
         """Choose without measurements: the first algorithm for problems as large as this."""

@@ -97,21 +97,8 @@ _ARGUMENTS = ("what", "value", "peer", "ended_by")
 
 def _columns_of(content: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a trace's spans and arrows as columns. Raise ValueError if nothing can be drawn."""
-    spans: dict[str, list[Any]] = {
-        key: [] for key in ("rank", "program", "kind", "begin", "length", *_ARGUMENTS)
-    }
-    starts: dict[Any, list[Any]] = {}
-    arrows: list[list[Any]] = []
     try:
-        for event in content["traceEvents"]:
-            if event["ph"] == "X":
-                _add_span(spans, event)
-            elif event["ph"] in "sf":
-                end = [event["pid"], event["tid"], event["ts"]]
-                if event["ph"] == "s":
-                    starts[event["id"]] = end
-                elif event["id"] in starts:
-                    arrows.append([*starts.pop(event["id"]), *end])
+        spans, arrows = _spans_and_arrows(content["traceEvents"])
     except (KeyError, TypeError, ValueError):
         raise ValueError(
             f"{name} has trace events that sundog did not write: give a file of `sundog trace`"
@@ -130,6 +117,24 @@ def _columns_of(content: dict[str, Any], name: str) -> dict[str, Any]:
         "title": str(about.get("op", name)), "unit": unit, "clock": str(about.get("clocks", "")),
         "dropped": int(about.get("dropped", 0)), "kinds": kinds, "spans": spans, "arrows": arrows,
     }  # fmt: skip
+
+
+def _spans_and_arrows(events: Any) -> tuple[dict[str, list[Any]], list[list[Any]]]:
+    spans: dict[str, list[Any]] = {
+        key: [] for key in ("rank", "program", "kind", "begin", "length", *_ARGUMENTS)
+    }
+    starts: dict[Any, list[Any]] = {}
+    arrows: list[list[Any]] = []
+    for event in events:
+        if event["ph"] == "X":
+            _add_span(spans, event)
+        elif event["ph"] in "sf":
+            end = [event["pid"], event["tid"], event["ts"]]
+            if event["ph"] == "s":
+                starts[event["id"]] = end
+            elif event["id"] in starts:
+                arrows.append([*starts.pop(event["id"]), *end])
+    return spans, arrows
 
 
 def _add_span(spans: dict[str, list[Any]], event: dict[str, Any]) -> None:

@@ -72,21 +72,9 @@ class Waits:
         self.word.value = RAISED
         rank, peer = ranks[member], ranks[owing] if 0 <= owing < len(ranks) else owing
         record = WaitRecord(rank, program, name_of(address), expected, seen, peer)
-        if expected < 0:  # signal.refuse
-            self.error = WaitTimeout(
-                f"rank {rank}, program {program}: {record.flag} is {seen}, outside 0 to "
-                f"{-1 - expected}: what this call gave is not complete. Change what you pass, then "
-                "call world.barrier() on every rank to go on.",
-                record,
-            )
-            raise self.error
-        self.error = WaitTimeout(
-            f"rank {rank}, program {program}: waited for {record.flag} to reach {expected}, "
-            f"saw {seen}; rank {peer} owes the signal. Further waits on this rank return "
-            "immediately until every rank calls world.barrier(), which resets the flags."
-            f"{doing()}",
-            record,
-        )
+        refused = expected < 0  # signal.refuse
+        text = _refusal(record) if refused else f"{_expiry(record)}{doing()}"
+        self.error = WaitTimeout(text, record)
         raise self.error
 
     def set_back(self, polls: int) -> None:
@@ -95,3 +83,20 @@ class Waits:
         self._ctx[context.TAKEN.value] = 0
         self._record.zero_()
         self.error = None
+
+
+def _refusal(record: WaitRecord) -> str:
+    return (
+        f"rank {record.rank}, program {record.program}: {record.flag} is {record.seen}, outside 0 "
+        f"to {-1 - record.expected}: what this call gave is not complete. Change what you pass, "
+        "then call world.barrier() on every rank to go on."
+    )
+
+
+def _expiry(record: WaitRecord) -> str:
+    return (
+        f"rank {record.rank}, program {record.program}: waited for {record.flag} to reach "
+        f"{record.expected}, saw {record.seen}; rank {record.peer} owes the signal. Further waits "
+        "on this rank return immediately until every rank calls world.barrier(), which resets the "
+        "flags."
+    )

@@ -217,14 +217,11 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
     blank = Row("", str(problem), "", cost, limits.seconds(cost, world.size, rates))
     sets = _sets(world, op, problem, cost)
     ready = [_own(world, common, problem, choice, sets, blank) for choice in common.choices]
-    for name, baseline in common.baselines.items():
-        if baseline.usable(world, problem):
-            reason = common.failed.get((problem, name), "")
-            make = functools.partial(_baseline_calls, world, problem, baseline, sets)
-            with blame(name):
-                calls = [] if reason else make()
-            row = dataclasses.replace(blank, variant=name, wrong=reason)
-            ready.append(_Ready(row, Variant(name, calls, baseline.graph), baseline.wrong, make))
+    ready += [
+        _theirs(world, common, problem, name, sets, blank)
+        for name, baseline in common.baselines.items()
+        if baseline.usable(world, problem)
+    ]
     checked = [(e, e.row.wrong or _wrong(world, e, sets, problem)) for e in ready if e]
     good = [each for each, wrong in checked if not wrong]
     at_least = min(max(int(_SAMPLE_SECONDS / max(blank.limit, 1e-9)), 3), 20)  # 0 if empty
@@ -248,10 +245,19 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
     return _limited_by_link(rows, rates) if rates.link else rows
 
 
-def _baseline_calls(
-    world: World, problem: Any, baseline: Baseline, sets: list[Any]
-) -> list[Callable[[], Any]]:
-    return [baseline.make(world, problem, inputs, out) for inputs, out, _ in sets]
+def _theirs(
+    world: World, common: _Bench, problem: Any, name: str, sets: list[Any], blank: Row
+) -> _Ready:
+    """Prepare a baseline."""
+    baseline, reason = common.baselines[name], common.failed.get((problem, name), "")
+
+    def make() -> list[Callable[[], Any]]:
+        return [baseline.make(world, problem, inputs, out) for inputs, out, _ in sets]
+
+    with blame(name):
+        calls = [] if reason else make()
+    row = dataclasses.replace(blank, variant=name, wrong=reason)
+    return _Ready(row, Variant(name, calls, baseline.graph), baseline.wrong, make)
 
 
 def _draw_normal(world: World, op: ModuleType, problem: Any, sets: list[Any]) -> None:

@@ -34,6 +34,8 @@ from ...world.world import World
 from .._subject import expected, output, resolve
 from .schedules import Report, check_once, run_on
 
+_MOST_STALE = 2  # atomics of a run that read an older value: each adds a dimension
+
 
 class Redundant(BaseException):
     """Ends a run that is equivalent to an earlier one."""
@@ -73,11 +75,11 @@ class Decision:
 class Explorer(PathSchedule):
     """One run: follows a path of decisions and extends it."""
 
-    def __init__(self, path: list[Decision], most_stale: int) -> None:
+    def __init__(self, path: list[Decision]) -> None:
         super().__init__()
         self.path = path
         self._at = 0
-        self._stale_left = most_stale
+        self._stale_left = _MOST_STALE
         self.current = Touched()  # of the step that runs now
         self._last: Decision | None = None  # between programs
 
@@ -149,15 +151,11 @@ class StepChecker(Checker):
 class Interleavings:
     """The tree of all runs, explored depth first."""
 
-    def __init__(self, most_stale: int) -> None:
+    def __init__(self) -> None:
         self.path: list[Decision] = []
-        self.most_stale = most_stale
         self.runs = 0
         self.redundant = 0
         self.is_complete = False
-
-    def next_run(self) -> Explorer:
-        return Explorer(self.path, self.most_stale)
 
     def finish(self, is_redundant: bool) -> None:
         """Learn from the run that has ended, and go to the next decision that is left."""
@@ -226,9 +224,6 @@ def _comes_earlier(one: Name, other: Name) -> bool:
     return one[0] == other[0] and one[1] < other[1]
 
 
-_MOST_STALE = 2  # atomics of a run that read an older value: each adds a dimension
-
-
 @dataclass
 class Coverage:
     """What was found, and how much of all that can happen was looked at."""
@@ -258,29 +253,27 @@ def check_all(
     num_sms: int = 0,
     heap_size: int = 0,
     seconds: float = 300.0,
-    most_stale: int = _MOST_STALE,
-    link: str = "",
     strict: bool = False,
 ) -> Coverage:
     """Run `fn` once for each inequivalent interleaving, or until the time is over."""
-    tree, report, begin = Interleavings(most_stale), Report(), time.monotonic()
+    tree, report, begin = Interleavings(), Report(), time.monotonic()
     while not tree.is_complete and time.monotonic() - begin < seconds:
-        schedule = tree.next_run()
+        schedule = Explorer(tree.path)
         machine = Machine(schedule, num_sms or knobs.num_sms.get(), expire=False)
         if report.zeros:
             machine.undefined = Undefined(machine, poisoned=())
         checker = StepChecker(machine.memory, schedule.pick)
         checker.explorer = schedule
         try:
-            found = run_on(machine, checker, fn, world_size, heap_size, link, strict)
+            found = run_on(machine, checker, fn, world_size, heap_size, strict=strict)
         except Redundant:
             tree.finish(is_redundant=True)
             continue
         token = PathSchedule(tree.decisions()).token
         if machine.failure is not None and machine.undefined.loads and not report.zeros:
-            again = check_once(fn, world_size, token, num_sms, heap_size, False, link, strict)
+            again = check_once(fn, world_size, token, num_sms, heap_size, strict=strict)
             if again.zeros:  # all runs, then
-                tree, report = Interleavings(most_stale), again
+                tree, report = Interleavings(), again
                 continue
         for finding in (*found.findings, *found.remarks):
             finding.token = token

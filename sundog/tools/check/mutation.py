@@ -114,24 +114,29 @@ def mutate(
     names = list(_names(found))
 
     def check_mutant(number: int) -> tuple[str, Report]:
-        report = Report()
+        report, kind = Report(), ""
         with found[number].applied():
             for token in tokens(schedules, seed, report, num_sms):
                 how = num_sms, 0, False, link, strict, report.zeros
                 once = check_once(fn, world_size, token, *how)
                 report.merge(once)
-                kinds = [f.kind for f in report.findings if f.kind in OBJECTIONS]
-                if not once.findings and expected and not same(once.results, expected):
-                    kinds = [WRONG_RESULT.kind]
-                if kinds or report.findings:
+                kind = _objection(report, once, expected)
+                if kind or report.findings:
                     break
         report.results, report.atomics = [], set()  # they would go through a pipe for nothing
-        return kinds[0] if kinds else "", report
+        return kind, report
 
     for number, reply in each_forked(check_mutant, len(found)):
         if isinstance(reply, Failure):
             reply = "", Report([ERROR.finding(reply.error)])
         yield Outcome(names[number], found[number], *reply)
+
+
+def _objection(report: Report, latest: Report, expected: Sequence[Any]) -> str:
+    """Return the kind of finding that kills the mutant after its latest schedule, or ""."""
+    if not latest.findings and expected and not same(latest.results, expected):
+        return WRONG_RESULT.kind
+    return next((f.kind for f in report.findings if f.kind in OBJECTIONS), "")
 
 
 def same(first: Any, second: Any) -> bool:

@@ -149,14 +149,22 @@ def check_once(
         return machine, report
 
     machine, report = run(() if zeros else None)
-    loads = machine.undefined.loads
-    if zeros or not loads or machine.failure is None:
+    if zeros or not machine.undefined.loads or machine.failure is None:
         return report
     with redirect_stdout(io.StringIO()):
-        again, as_compiled = run(())
-        if again.failure is not None:
-            return report  # zeros would not help
-        blamed = _blame([*loads], lambda some: run(some)[0].failure is not None)
+        return _with_zeros(run, machine.undefined.loads, strict) or report
+
+
+def _with_zeros(
+    run: Callable[[Collection[Stack]], tuple[Machine, Report]],
+    loads: dict[Stack, Any],
+    strict: bool,
+) -> Report | None:
+    """Run again with zeros in undefined lanes, and say which loads need them; None if it fails."""
+    again, as_compiled = run(())
+    if again.failure is not None:
+        return None
+    blamed = _blame([*loads], lambda some: run(some)[0].failure is not None)
     remarks = [undefined_lanes(stack, loads[stack]) for stack in blamed]
     for remark in remarks:
         remark.token = again.schedule.token
