@@ -152,10 +152,10 @@ class CudaRecording:
             _destroy_dead()
 
     def _restore_torch(self) -> None:
-        """Undo what torch does at the start of a capture: it does not if CUDA fails to end it.
+        """Undo what torch does at the start of a capture, which it does not if CUDA can't end it.
 
-        Its allocator would serve the capture forever. Its generator would stay in capture mode, so
-        that the next torch.randn raises; an empty capture that succeeds resets it.
+        Torch's allocator would serve the capture forever. Its generator would stay in capture mode,
+        so that the next torch.randn raises; an empty capture that succeeds resets it.
         """
         device = torch.cuda.current_device()
         with suppress(RuntimeError):

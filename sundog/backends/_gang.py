@@ -5,9 +5,9 @@ launch is compiled and loaded first, then held until every other rank's host has
 launch, or waits, or has ended. Then all of them start, each on its own stream. For the same reason
 no host ever blocks the process: it waits for an event, and the other hosts continue.
 
-Members of a group may have much to do before they reach what the other ranks have launched, such as
-loading and capturing, during which nothing may run. So launches whose partners have all arrived
-start first, and the others are held until no more arrive.
+Members of a group may load and capture much before they reach what the other ranks have launched,
+and nothing may run meanwhile. So launches whose partners have all arrived start first, and the
+others are held until no more arrive.
 
 Co-residency: all programs that wait for each other must run at once. If they don't fit on the GPU
 together, none of them starts.
@@ -226,7 +226,7 @@ class Gang:
         machine.on_idle = self._idle
 
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
-        """Launch from a host. Return when the kernel has started, not when it has ended."""
+        """Launch from a host. Return when the kernel has started; it may still run."""
         prepared = self._device.prepare(kernel, grid, args, kwargs)
         stream = self._device.current_stream()
         capturing = self._device.is_capturing()

@@ -103,8 +103,8 @@ _BY_HOST = ("copy_", "zero_")
 class SynchronizeFirst(TorchFunctionMode):
     """Lets the other ranks' hosts run before torch makes the host wait for the GPU.
 
-    With `in_host_memory` also before a copy and a memset there, for which CUDA makes the host wait.
-    `after` follows every call of torch.
+    With `in_host_memory`, also before a copy or a memset there, for which CUDA makes the host wait.
+    `after` runs after every call of torch.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def refuse_inside_a_rank() -> None:
 
 
 class Meeting:
-    """Where the members of a group exchange values; the last to come wakes the others."""
+    """Where the members of a group exchange values; the last to arrive wakes the others."""
 
     def __init__(self, machine: Machine, ranks: tuple[int, ...]) -> None:
         self._machine = machine
@@ -58,7 +58,7 @@ class Meeting:
             self._waiting.append(machine.host)
             try:
                 everyone = machine.block(waits_for)
-            except WaitTimeout:  # it leaves; the others see it missing until it comes again
+            except WaitTimeout:  # it leaves; the others see it missing until it returns
                 self._waiting.remove(machine.host)
                 del self._values[machine.host.rank]
                 raise
@@ -99,11 +99,11 @@ def print_unraised(records: list[tuple[int, tuple[int, ...], torch.Tensor]]) -> 
     """Print, inside the block, an expired wait that no host has raised within a moment.
 
     A host may be inside CUDA, which loads a kernel of torch only when the GPU is idle. Then all
-    hosts wait while a rank that is late on the GPU keeps it busy. `records` has, by rank, the ranks
-    of its world or group, and where waits leave their record.
+    hosts wait while a rank that is late on the GPU keeps it busy. An entry of `records` is a rank,
+    the ranks of its world or group, and the words in which its waits leave their record.
     """
     ended = threading.Event()
-    # Not one of threading's threads, which may read results and are served for that.
+    # Not by threading, whose threads may read results: `virtual` would serve this one too.
     _thread.start_new_thread(_print_unraised, (records, ended))
     try:
         yield

@@ -2,7 +2,7 @@
 
 Rank 0 is measured; the other ranks are passive and only play their side of the protocol. Their
 flags stay in device memory, since the GPU's atomics on host memory are slow. With link="host" no
-rank is passive, and the flags of all ranks but the first are in host memory too, to try
+rank is passive, and the flags of all ranks but the first are in host memory too: that tries
 signals="store".
 """
 
@@ -41,8 +41,8 @@ def pinned_heap(nbytes: int, device: torch.device) -> torch.Tensor:
 def on_host(view: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor in pinned memory as the host sees it, while its heap lives.
 
-    From such a tensor torch copies to the GPU by the copy engine, which takes no SM and is faster
-    than any kernel. The GPU's view of the same bytes it would copy by a kernel.
+    Torch copies such a tensor to the GPU by the copy engine, which takes no SM and is faster than
+    any kernel. It would copy the GPU's view of the same bytes by a kernel.
     """
     assert view.is_contiguous()
     memory = (ctypes.c_char * view.nbytes).from_address(view.data_ptr())

@@ -3,8 +3,8 @@
 A repeated call has the same arguments, grid and binary; only the stream may change. So the first
 repetition is watched. If it only launched kernels that were launched before (an op that can be
 captured in a graph has no state on the host), later ones pass the arguments, as addresses instead
-of tensors, straight to Triton's launcher. Looking them up again took half of the host's time for a
-small collective, which was 30 us beside an H200.
+of tensors, straight to Triton's launcher. Looking the launches up again took half of the host's
+time for a small collective, which was 30 us beside an H200.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Values between ranks that are processes: through torch's key-value store, with a timeout.
 
-`shm` and `symm` share it. Each backend waits in its own way; this file knows what it waits for, who
-is late, and who has died (noticed by a pidfd, so ranks are processes of one machine).
+`shm` and `symm` share it. Each backend waits in its own way; this file knows what it waits for, and
+which ranks are late or have died (noticed by a pidfd, so ranks are processes of one machine).
 
 Before ranks map each other's memory they compare what must agree (`check`).
 """
@@ -99,7 +99,7 @@ class StoreExchange:
     def come(
         self, value: Any, what: str, ranks: tuple[int, ...], channel: str, kind: Exchange
     ) -> Pending:
-        """Give this rank's value. The others' values are there once `arrived` returns True."""
+        """Publish this rank's value. The others' are there once `arrived` returns True."""
         count = self._count[channel] = self._count.get(channel, -1) + 1
         self._store.set(f"{channel}/{count}/{self._rank}", _packed(value, what, kind))
         if count > 1:

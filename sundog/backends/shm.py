@@ -40,11 +40,11 @@ _STARTS, _LOOKS, _IDLE = range(3)
 
 
 class Quiet:
-    """Finds out whether any rank still runs, by words of all ranks in shared memory.
+    """Finds out whether any rank can still run, from three words of each in shared memory.
 
     A rank counts how often it began to run, and how often it looked at everything that it waits for
-    and found no change. If every rank is idle and each has looked once more, from beginning to end,
-    and none ran in between, then none can run any more: none missed what another did last.
+    and found no change. No rank can run any more if all are idle, each has made one complete look
+    since then, and none ran in between: so none has missed what another did last.
     """
 
     def __init__(self, rank: int) -> None:

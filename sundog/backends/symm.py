@@ -2,7 +2,7 @@
 
 The heap is one allocation that all ranks map, and our allocator hands out parts of it. Kernels
 start at once: ranks are processes, so loading a kernel never waits for another rank's. No host
-blocks in CUDA while a peer may be dead: it polls an event, and checks its peers now and then.
+blocks in CUDA while a peer may be dead: hosts poll events, and check their peers now and then.
 
 Several ranks may share a GPU if TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1. docs/gpu.md says how
 to start MPS for them; without it they alternate on the GPU.
@@ -265,7 +265,7 @@ class SymmBackend(Backend):
         """Poll instead of blocking in CUDA: if a peer died, our kernels would never finish."""
         if torch.cuda.is_current_stream_capturing():
             return
-        self._raise_if_lost()  # again: the waits that it ended have expired, which is not the cause
+        self._raise_if_lost()  # first: waits that this ended have expired, which is no cause
         used = [torch.cuda.current_stream(), *self._numbered.values(), *self._streams.values()]
         events = [stream.record_event() for stream in dict.fromkeys(used)]
         self._streams.clear()

@@ -318,9 +318,9 @@ def _host(fn: Callable[[World], Any], shared: VirtualShared, rank: int) -> Calla
 
 
 def adopt(thread: threading.Thread) -> None:
-    """Let a thread that a rank starts begin on the rank's stream, so that what it reads is there.
+    """Start a thread of a rank on the rank's stream, so that what it reads has been written.
 
-    torch would put it on the default stream, which does not wait for the ranks' streams.
+    Torch would start it on the default stream, which does not wait for the ranks' streams.
     """
     stream, run = torch.cuda.current_stream(), thread.run
 
@@ -332,7 +332,7 @@ def adopt(thread: threading.Thread) -> None:
 
 
 def _make_blas_handle(stream: torch.cuda.Stream) -> None:
-    """Make cuBLAS's handle of a rank's thread now, since making one while a kernel spins may hang.
+    """Make the cuBLAS handle of a rank's thread now: making one while a kernel spins may hang.
 
     torch keeps 32 MiB for each pair of handle and stream forever. Ranks that take handles in order
     and return them in the opposite order have the same pairs in the next world.
@@ -395,7 +395,7 @@ def _end_kernels(shared: VirtualShared) -> None:
 
     A kernel that does not wait can't be ended, and a rank may be late because of one.
     """
-    # From another pool than the ranks' streams, where it would wait for their kernels.
+    # From another pool than the ranks' streams, so that it does not wait for their kernels.
     side = torch.cuda.Stream(shared.segments[0].device, priority=-1)
     try:
         for contexts in shared.contexts:

@@ -1,9 +1,9 @@
 """Load and store 16 bytes at a time, whatever the addresses: a span of memory as whole chunks.
 
-A store can be 16 bytes wide only at a multiple of 16. Where a span's source is not a multiple of 16
-when its destination is one, a chunk of the destination lies in two chunks of the source. Both are
-loaded, wide, and shifted together; the second one comes from the cache, where a neighbour's first
-one put it. The first chunk is stored at a multiple of 128, so that what a warp stores begins with a
+A store can be 16 bytes wide only at a multiple of 16. If a span's destination is at one and its
+source is not, a chunk of the destination lies in two chunks of the source. Both are loaded, wide,
+and shifted together; the second one comes from the cache, where the load of a neighbour's first one
+put it. The first chunk is stored at a multiple of 128, so that what a warp stores begins with a
 cache line. The elements that are in no whole chunk, fewer than 176 bytes, are the span's ends.
 
     head, skew, chunks = span(dst, src, n)      # elements, bytes, chunks
@@ -39,7 +39,7 @@ def span(dst, src, n):
     nbytes: tl.constexpr = src.dtype.element_ty.primitive_bitwidth // 8
     head = to_line(dst)
     skew = (src + head).to(tl.int64) & (WIDE - 1)
-    # Else the first load begins before the source.
+    # Otherwise the first load would begin before the source.
     head += tl.where(head * nbytes < skew, LINE // nbytes, 0)
     head = tl.minimum(head, n)
     # A skewed chunk needs the source's next one too, all of it inside the source.

@@ -25,4 +25,4 @@ RECORD_HERE = tl.constexpr(8)  # where the record is if this table itself is in 
 DELTAS = tl.constexpr(16)
 FLAG_DELTAS = tl.constexpr(17)
 PER_PEER = tl.constexpr(2)
-NOBODY = 1 << 62  # the words before them: a peer of -1 must not turn out to be this rank
+NOBODY = 1 << 62  # in the two words before them, so that peer -1 is not this rank

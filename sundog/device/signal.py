@@ -227,7 +227,7 @@ def _wait_lanes(flags, lane, epoch, ctx):
 def _wait_tile(flags, valid, peer, epoch, ctx):
     """Return once all `valid` flags of a tile have reached `epoch`. Orders like `wait`; bounded.
 
-    `peer`: who owes each. No flag may occur twice in the tile.
+    `peer`: the rank that owes each flag. No flag may occur twice in the tile.
     """
     limit = tl.cast(_LOOK_EVERY, tl.int64)
     polls = limit * 0
@@ -278,7 +278,7 @@ def barrier_programs(counter, ctx):
     one = tl.cast(1, tl.int64)
     before = tl.atomic_add(counter, one, sem="release", scope="gpu")
     target = (before // programs + 1) * programs
-    # Acquires the others' arrivals. Who is late is not known here; the record names this rank.
+    # Acquires the others' arrivals. The late program is not known here; the record names this rank.
     _wait_word(counter, tl.load(ctx + RANK), target, ctx, scope="gpu")
 
 
@@ -293,7 +293,7 @@ def _polls_allowed(ctx):
 def refuse(word, seen, most, ctx):
     """Leave a record, as an expired wait does, that a number is outside 0 to `most`.
 
-    `word`: of `world.signals`, whose name the error has. Nothing is read or written there.
+    `word` is one of `world.signals`, whose name the error shows. It is neither read nor written.
     """
     _run_out(word, tl.load(ctx + RANK), -1 - most, seen, ctx)  # a wait expects no negative epoch
 

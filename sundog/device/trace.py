@@ -35,8 +35,8 @@ ALL = tl.constexpr(-1)  # as a peer: every rank
 MOST_PROGRAMS = tl.constexpr(4096)  # later ones are not recorded at all
 EVENT_WORDS = tl.constexpr(4)
 
-# TRACE: OFF, or the clock to read, in its last two bits, the others are signal.py's. A clock is not
-# `tl`; the simulator knows it (interpreter/builder.py).
+# The last two bits of TRACE: OFF, or the clock to read; the other bits are signal.py's. Reading a
+# clock takes assembly, which the simulator knows (interpreter/builder.py).
 OFF = tl.constexpr(0)
 GLOBALTIMER = tl.constexpr(1)  # nanoseconds, one clock for all SMs of an NVIDIA GPU
 MEMREALTIME = tl.constexpr(2)  # ticks of 10 ns, the same of an AMD GPU
@@ -54,7 +54,7 @@ def begin(KIND: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
 
 @triton.jit
 def end(KIND: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
-    """Record that what `begin` recorded last, of this kind, ends."""
+    """Record the end of what the last `begin` of this kind recorded."""
     if TRACE % 4:
         _record(KIND + 8, what, value, peer, ctx, TRACE)
 
@@ -63,7 +63,7 @@ def end(KIND: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
 def _record(TAG: tl.constexpr, what, value, peer, ctx, TRACE: tl.constexpr):
     """Write an event after the program's others, and count it.
 
-    One thread makes all of these stores, and reads the count that it wrote itself: no barrier.
+    One thread makes all of these stores, and reads the count that it wrote: no barrier is needed.
     """
     program = tl.program_id(0) + tl.num_programs(0) * (
         tl.program_id(1) + tl.num_programs(1) * tl.program_id(2)

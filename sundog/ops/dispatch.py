@@ -4,14 +4,14 @@ Choose an algorithm, agree once, stage what must be symmetric, and launch. When 
 again, only launch.
 
 An algorithm's file says which of its tensors peers touch: SYMMETRIC = ("x",), ("out",) or both.
-Such a tensor of the user's that is not on the heap is copied through a buffer that is (plans.py).
-The next call on the stream may reuse that buffer, because no kernel ends before its peers are done
+If a user's tensor is not on the heap, but must be, it goes through a buffer that is (plans.py). The
+next call on the stream may reuse that buffer, because no kernel ends before its peers are done
 with this rank's tensors.
 
 A plan's key is everything that it depends on, including the stream: one plan runs on one stream at
-a time. Ranks agree when a plan is made, and what they disagree about is named before anything is
-allocated. A tensor that peers reach must have the same offset in every rank's heap. Ranks compare
-offsets in the first call with each, but not in a capture.
+a time. Ranks agree when a plan is made; a disagreement is reported before anything is allocated. A
+tensor that peers reach must have the same offset in every rank's heap. Ranks compare offsets in
+the first call with each, but not in a capture.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ def repeated(
 ) -> bool:
     """Relaunch a call already made with these tensors, without its checks, which still hold.
 
-    They take half of the host's time for a small op. This is only for the usual options. `asked`
-    has the op's name, its arguments besides tensors and options, and last whether `out` was made
-    here. An op of torch, eager or compiled, comes here too.
+    The checks take half of the host's time for a small op. Only calls with the usual options can be
+    repeated, torch's ops among them, eager or compiled. `asked` has the op's name, its arguments
+    besides tensors and options, and at the end whether `out` was made here.
     """
     if options[1:] != _USUAL or not (isinstance(x, torch.Tensor) and isinstance(out, torch.Tensor)):
         return False
@@ -188,7 +188,7 @@ def call(
     if options.async_op:
         return on_stream(world, ASYNC_STREAM, request.run, next(iter(tensors.values())))
     result = request.run()
-    is_real = not any(each.is_complex() for each in tensors.values())  # else: conjugated?
+    is_real = not any(each.is_complex() for each in tensors.values())  # it may be a conjugated view
     if asked and options[1:] == _USUAL and is_real and request.may_repeat:
         identity = _identity(world, world._plans, asked, options[0], *tensors.values())
         world._plans.remember(identity, _Repeat(request.cached))

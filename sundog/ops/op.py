@@ -135,7 +135,7 @@ def check_plain(op: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def _unusual(tensor: torch.Tensor) -> tuple[str, str] | None:
-    """Say what a tensor is, and what to do. What would break later questions comes first."""
+    """Say what a tensor is, and what to do. What would break a later question is asked first."""
     if hasattr(tensor, "to_local"):
         return "a DTensor", "pass {0}.to_local(), which is this rank's part"
     if type(tensor) is not torch.Tensor and hasattr(tensor, "fake_mode"):
@@ -161,7 +161,7 @@ def _unusual(tensor: torch.Tensor) -> tuple[str, str] | None:
     return None
 
 
-# dtypes of torch's without kernels: an element takes a byte, and nothing reads it.
+# Dtypes that torch has no kernels for: an element takes a byte, and nothing reads it.
 _SHELLS = frozenset(
     getattr(torch, f"{sign}int{bits}")
     for sign in ("", "u")
@@ -178,7 +178,7 @@ class NoFormula(ValueError):
 
 
 def checked_rank(rank: Any, size: int) -> int:
-    """Return the number of a rank: one that came as a tensor or of numpy is none to a kernel."""
+    """Return a rank as an int, which kernels take, from a tensor or a number of numpy too."""
     try:
         number = rank if isinstance(rank, int) else operator.index(rank)
     except TypeError:
@@ -220,9 +220,9 @@ def check_grad(op: str, *tensors: Any, name: str = "") -> None:
 
 
 def new_output(x: Any, times: int = 1, parts: int = 1) -> torch.Tensor | None:
-    """Return memory for a result with `times / parts` as many rows as x, or None if that has none.
+    """Return memory for a result with `times / parts` as many rows as x; None if x has no such.
 
-    It is the last result's memory, if nobody keeps that: then the call is a repetition.
+    If nobody keeps the previous result, torch returns its memory again, and the call repeats.
     """
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_nested:
         return None

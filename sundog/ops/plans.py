@@ -88,7 +88,7 @@ class Plans:
         self._world: World = weakref.proxy(world)  # no cycle, which would keep the heap
         self._calls: dict[Hashable, CachedCall] = {}
         self._staging: dict[tuple[int, str], Staging] = {}
-        self._retired: list[tuple[Staging, set[int]]] = []  # whose addresses captured calls have
+        self._retired: list[tuple[Staging, set[int]]] = []  # their addresses are in graphs
         self._pinned: set[int] = set()  # serials of plans that a graph of some rank holds
         self._evictable: list[int] = []  # the others, the least recently used first
         self.made = 0  # plans so far, the same on all ranks
@@ -232,7 +232,7 @@ class Plans:
         self._evict(len(self._calls))
 
     def clear(self) -> None:
-        """Forget all plans: they refer to their world, and would keep it and its heap."""
+        """Drop all plans, which refer to their world and would keep it, and its heap, alive."""
         self._calls.clear()
         self.repeats.clear()
         self._world._streams.kept.clear()

@@ -126,7 +126,7 @@ def _scaled(tried: _Tried, known: dict[str, float], hardware: Hardware) -> dict[
 def _copy_seconds(
     module: ModuleType, problem: Any, ordinary: Mapping[str, int], hardware: Hardware | None
 ) -> float:
-    """Expect this time for copying ordinary tensors that peers must reach, on all ranks at once."""
+    """Return the seconds that it takes all ranks to copy ordinary tensors that peers must reach."""
     copied = [nbytes for name, nbytes in ordinary.items() if name in module.SYMMETRIC]
     if hardware is None:
         return sum(_COPY_S + 2 * nbytes / _COPY_RATE for nbytes in copied)

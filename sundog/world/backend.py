@@ -1,4 +1,4 @@
-"""Where ranks and memory come from: one file per backend, each with the surface of `Backend`."""
+"""What a world needs of its backend, which provides ranks and memory (sundog/backends)."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Exchange(enum.Enum):
 
 
 class Backend(Protocol):
-    """One rank's view of its backend: all that `World` needs to know, with what most have alike."""
+    """One rank's view of its backend. The defaults are what most backends do."""
 
     name: str
     rank: int
     size: int
     device: torch.device
     num_sms: int
-    guard: int = 0  # bytes left unused after every allocation, so that overruns are noticed
+    guard: int = 0  # unused bytes after every allocation, so that overruns are noticed
     polls: int  # how often a wait in a kernel may poll
     bases: list[int]  # address of every rank's heap, as this rank's kernels see it
-    flag_bases: list[int]  # the same for flags; elsewhere only where a link separates the two
+    flag_bases: list[int]  # the same for flags; they differ from `bases` only across a link
     stream_number: int = 0  # the current stream: set by `world.stream`
-    order: Order  # of the uses of its streams
+    order: Order  # what orders the uses of its streams
     graph: Graph | None = None  # the one being captured: set by `world.capture`
-    owns_gpu: bool  # no two ranks that compute share a GPU
+    owns_gpu: bool  # each rank that computes has a GPU to itself
     passive: bool = (
         False  # a rank that only plays its side of the protocol, while rank 0 is measured
     )
@@ -53,7 +53,7 @@ class Backend(Protocol):
         return view
 
     def record(self, num_words: int) -> torch.Tensor | None:
-        """Return zeroed int64 words of the host that kernels write; None if the heap is there."""
+        """Return zeroed int64 words in host memory that kernels can write; None to use the heap."""
         return None
 
     def exchange(
@@ -93,7 +93,7 @@ class Backend(Protocol):
         """Note that an allocation was freed."""
 
     def fail(self, error: BaseException) -> None:
-        """Leave with an error: closing must not wait for the others, nor they for this rank."""
+        """Leave with an error. From now on no rank waits for this one, nor this one for others."""
 
     def close(self) -> None:
-        """Give everything back. Called once."""
+        """Release everything. Called once."""

@@ -10,9 +10,9 @@ order unless an event orders it:
         done = world.record_event()
     world.wait_event(done)                # and what follows here comes after the all-gather
 
-None of these makes the host wait. `Order` records which uses of a stream the host has ordered after
-which. It answers one question: may a plan be called on this stream now, or could its last use, on
-another stream, still be running? Two uses at a time would share its flags.
+None of these makes the host wait. `Order` records which uses of streams come after which. It
+answers one question: may a plan be called on this stream now, or could its last call, on another
+stream, still be running? Two calls at a time would share the plan's flags.
 
 Ops on two streams wait for peers at the same time, and ranks may launch them in different orders.
 If one filled all SMs, it could wait forever for a peer that runs the other. So the widest ops of
@@ -64,8 +64,8 @@ class Order:
     def claim(self, stream: int) -> None:
         """Note that this thread calls an op on a stream. Refuse if another thread may do so too.
 
-        A backward pass has its own threads, for which the thread that started it waits. So they
-        claim nothing, and the stream stays with the thread that started the pass.
+        The thread that starts a backward pass waits for the threads of that pass. So those claim
+        nothing, and the stream stays with the thread that started the pass.
         """
         ident = get_ident()
         caller = self.callers.get(stream)
@@ -105,12 +105,12 @@ class Order:
 
 
 class RankStreams:
-    """What a world does with its rank's streams. Its groups share them: they are the backend's."""
+    """A world's use of its rank's streams. Its groups use the same ones: they are the backend's."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._has_graphs = backend.device.type == "cuda"  # of torch's own
-        self.kept: set[CachedCall] = set()  # held by those
+        self._has_graphs = backend.device.type == "cuda"  # torch may capture its own
+        self.kept: set[CachedCall] = set()  # calls in torch's graphs
         self.numbers = [0]  # streams that plans were made on, besides the first
 
     def share(self) -> int:
@@ -140,7 +140,7 @@ class RankStreams:
         return [c for c in calls if getattr(c.plan.config, "programs", 0) > shares[c.key[-1]]]
 
     def refuse_wide(self, op: str, config: Any) -> str | None:
-        """Raise if a requested config can't run beside the other streams' ops."""
+        """Return why a requested config can't run beside the other streams' ops, or None."""
         programs, most = getattr(config, "programs", 0), self.share()
         if len(self.numbers) == 1 or programs <= most:
             return None
@@ -196,7 +196,7 @@ class RankStreams:
             self._backend.graph = None
 
     def replay(self, graph: Graph, start: Callable[[], None]) -> None:
-        """Start a graph in order with the streams whose plans its calls use."""
+        """Start a graph, ordered with the streams whose plans its calls use."""
         here = self._backend.stream_number
         self._backend.order.claim(here)
         others = sorted(graph.streams - {here})

@@ -1,6 +1,6 @@
 """Symmetric memory, seen from one rank: a tensor's allocation, and where the ranks' copies are.
 
-A rank has its data and its flags at the same offsets of two segments, which are one unless a link
+A rank's data and flags have offsets in two segments, which are the same one unless a link
 separates them (docs/gpu.md). Flags are what `world.signals` allocates, and the context.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .backend import Backend
     from .world import World
 
-# The heaps in use, of all worlds of this process, by address: to tell them apart.
+# The heaps of all worlds of this process, by address, to recognise a tensor that is on one.
 heaps: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
 
 POISON_BYTE = 0xA5
@@ -33,10 +33,7 @@ FNUZ_NAN_BYTE = 0x80  # except in those without negative zero
 
 
 def poison_tensor(tensor: torch.Tensor) -> None:
-    """Fill unwritten memory, so that it does not look like an answer.
-
-    Floats become NaN, and integers a pattern.
-    """
+    """Fill unwritten memory with NaN, or a pattern, so that it does not look like an answer."""
     if tensor.numel() == 0:
         return
     if tensor.is_floating_point() or tensor.is_complex():
@@ -54,7 +51,7 @@ Shape = int | Sequence[int]
 class Symmetric:
     """The heaps of a world or group, seen from one of its ranks. They start at `origin`.
 
-    `check_unused` raises if what is at an offset must not be freed.
+    `check_unused` raises if a graph still uses what is at an offset.
     """
 
     def __init__(
@@ -93,7 +90,7 @@ class Symmetric:
         self._backend.allocated(self.base(self._rank, block.is_flags), block)
         tensor = self._view(self._rank, block, dtype, count).view(sizes)
         if self.heap.guard:
-            # No rank's write: the memory stays unwritten.
+            # Unseen by the checker, for which the memory stays unwritten.
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 poison_tensor(tensor)
         if kind == "flags":
@@ -147,10 +144,10 @@ class Symmetric:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Free at the end what is allocated inside, the latest first.
+        """Free what is allocated inside when the block ends, the latest first.
 
-        Members of a group meet before, because kernels may still use what its plans hold, which no
-        user sees. They do not meet after an error, which may be this rank's alone.
+        Members of a group meet at a barrier before that, because kernels may still use the memory
+        of its plans, which no user sees. After an error they do not: it may be this rank's alone.
         """
         self._scopes.append([])
         try:
@@ -163,7 +160,7 @@ class Symmetric:
 
     @contextmanager
     def own_scope(self) -> Iterator[list[int]]:
-        """Collect what is allocated inside, in whatever scope the caller is. It is not freed."""
+        """Collect what is allocated inside, apart from the caller's scope, and do not free it."""
         scopes, self._scopes = self._scopes, [[]]
         try:
             yield self._scopes[0]
@@ -256,7 +253,7 @@ class Symmetric:
         return self.base(rank, is_flags) - self.base(self._rank, is_flags)
 
     def _at(self, address: int) -> Allocation | None:
-        """Find the block of an address, by two lookups at most: every collective asks this."""
+        """Find the block of an address, in two lookups at most, since every collective asks."""
         for is_flags, base in self._own:
             block = self.heap.at(address - base)
             if block is not None and (block.is_flags == is_flags or len(self._own) == 1):
@@ -266,7 +263,7 @@ class Symmetric:
     def _view(self, rank: int, block: Allocation, dtype: torch.dtype, count: int) -> torch.Tensor:
         start = self.origin + block.offset
         segment = self._backend.segment(self._ranks[rank], block.is_flags)
-        with torch.inference_mode(False):  # else it could be written in that mode alone
+        with torch.inference_mode(False):  # otherwise only that mode could write it
             return segment[start : start + count * dtype.itemsize].view(dtype)
 
 

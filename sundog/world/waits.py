@@ -1,4 +1,4 @@
-"""The host's side of a kernel's context: the table that waits read and leave records in.
+"""The host's side of a kernel's context: the table that waits read, and the record that they leave.
 
 A wait that expires leaves a record there; the host finds it and raises WaitTimeout.
 """
@@ -14,7 +14,7 @@ from ..device import context, signal
 from ..errors import WaitRecord, WaitTimeout
 
 SIGNALS = ("atomic", "store")  # how a kernel sets a flag of a peer: device/signal.py
-RAISED = 2  # in the first word of a record, where a kernel writes 1: the host has raised it
+RAISED = 2  # first word of a record that the host has raised; a kernel writes 1
 
 
 def signal_form(asked: str, device: torch.device, has_atomics: bool) -> int:

@@ -145,7 +145,7 @@ class World:
         self._memory.free_tensor(tensor)
 
     def scope(self) -> AbstractContextManager[None]:
-        """Free at the end of `with world.scope():` what was allocated inside, the latest first."""
+        """Free what is allocated inside `with world.scope():` at its end, the latest first."""
         return self._memory.scope()
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
@@ -163,7 +163,7 @@ class World:
         return self._memory.offset_of(tensor)
 
     def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        """View the peer's copy, where the host can reach its memory. Orders nothing."""
+        """View the peer's copy, if the host can reach its memory. Orders nothing."""
         self._check_open()
         return self._memory.peer(tensor, self._check_rank(rank))
 
@@ -192,7 +192,7 @@ class World:
         return self._streams.record()
 
     def wait_event(self, event: StreamEvent) -> None:
-        """Order what is put on the current stream from now on after the event."""
+        """Order later work on the current stream after the event. The host does not wait."""
         self._check_open()
         self._streams.wait(event)
 
@@ -219,7 +219,8 @@ class World:
     def max_plans(self) -> int:
         """The number of plans that stay cached, besides those that captured graphs hold.
 
-        Set it alike on every rank (default: SUNDOG_MAX_PLANS). It is used when a plan is made.
+        Set the same number on every rank (default: SUNDOG_MAX_PLANS). It counts from the next plan
+        on.
         """
         return self._plans.max_plans
 
@@ -242,8 +243,8 @@ class World:
     def barrier(self) -> None:
         """Wait on the host for what this rank launched, then for the other ranks.
 
-        Here ranks also find out that their heaps differ, and a world whose waits expired resets its
-        flags and goes on.
+        It also raises HeapDivergence if the ranks' heaps differ. If a wait expired, it resets the
+        flags of the world, which can then go on.
         """
         self._refuse_in_capture("world.barrier", BARRIER, "world.device_barrier() can be captured.")
         self.synchronize()
@@ -286,9 +287,9 @@ class World:
     def group(self, ranks: Sequence[int], heap_size: int = 0) -> World | None:
         """Make a world of some of the ranks. Every rank calls this; those outside get None.
 
-        The group has its own heap, `heap_size` bytes of this one (default: an eighth), so that its
-        members can allocate without the others. It ends with the scope that it was made in, or with
-        this world.
+        The group's heap is a part of this one, `heap_size` bytes (default: an eighth), so that its
+        members can allocate without the others. The group ends with the scope in which it was made,
+        or with this world.
         """
         if not isinstance(heap_size, int) or heap_size < 0:
             raise ValueError(
@@ -316,7 +317,7 @@ class World:
         """Wait for what this rank launched, then free everything. Closing twice is fine.
 
         Raises WaitTimeout if a wait expired and nothing has reported it yet. Closing a group only
-        ends it; its memory is freed with the scope that it was made in.
+        ends it; its memory is freed with the scope in which it was made.
         """
         if self._closed:
             return
@@ -344,7 +345,7 @@ class World:
             self._forget()
 
     def _forget(self) -> None:
-        """Forget plans at the end: they refer to their world, and would keep it and its heap."""
+        """Drop the plans, which refer to their world and would keep it, and its heap, alive."""
         self._plans.clear()
         self._progress.close()
         self._mail = None
