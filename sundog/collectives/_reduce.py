@@ -206,9 +206,12 @@ def randomize(x: torch.Tensor, op: str, exact: bool) -> torch.Tensor:
 
 
 _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
-    "sum": torch.add, "avg": torch.add, "min": torch.minimum, "max": torch.maximum,
+    "sum": torch.add,
+    "avg": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
     "prod": torch.mul,
-}  # fmt: skip
+}
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -132,9 +132,13 @@ def _is_public(function: MlirOperation) -> bool:
 
 
 _KINDS = {
-    "load": "load", "buffer_load": "load", "async_copy_global_to_local": "load",
-    "buffer_load_to_local": "load", "store": "store", "buffer_store": "store",
-}  # fmt: skip
+    "load": "load",
+    "buffer_load": "load",
+    "async_copy_global_to_local": "load",
+    "buffer_load_to_local": "load",
+    "store": "store",
+    "buffer_store": "store",
+}
 _LOADS = ("load", "buffer_load")
 _MEMORY = (*_KINDS, "atomic_rmw", "atomic_cas", "buffer_atomic_rmw", "buffer_atomic_cas")
 

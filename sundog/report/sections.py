@@ -302,11 +302,14 @@ def graph_of(record: Any, run: dict[str, Any]) -> dict[str, Any]:
     ]
     graph = record["graph"]
     return {
-        "ir_id": record["ir_id"], "kernel": str(graph.get("kernel_name")),
-        "stage": str(graph.get("stage") or graph.get("frontend")), "nodes": nodes, "edges": edges,
+        "ir_id": record["ir_id"],
+        "kernel": str(graph.get("kernel_name")),
+        "stage": str(graph.get("stage") or graph.get("frontend")),
+        "nodes": nodes,
+        "edges": edges,
         "source": _source(record, run["kernel_source"] or []),
         "left_out": max(len(record["nodes"]) - _MOST_NODES, 0),
-    }  # fmt: skip
+    }
 
 
 def _owners(record: Any) -> dict[str, str]:

@@ -77,12 +77,16 @@ class Run:
         first = max(len(self.events) - MOST_EVENTS, 0)
         lanes = [{"rank": rank, "kernel": k, "program": p} for rank, k, p in self.lanes]
         return {
-            "token": self.token, "lanes": lanes, "dropped": first,
+            "token": self.token,
+            "lanes": lanes,
+            "dropped": first,
             "places": [place._asdict() for place in self.places],
             "events": self.events[first:],
             "edges": [[a - first, b - first, kind] for a, b, kind in self.edges if a >= first],
-            "waits": self.waits, "hosts": self.hosts, "failure": self.failure,
-        }  # fmt: skip
+            "waits": self.waits,
+            "hosts": self.hosts,
+            "failure": self.failure,
+        }
 
     def forget_unwinding(self) -> None:
         """Drop the ends of kernels after the last step of a run that failed: nothing ended."""

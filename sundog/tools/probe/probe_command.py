@@ -291,9 +291,13 @@ def _mark(cell: Cell | None) -> str:
 def _content(found: list[ProbeRow], options: ProbeOptions) -> dict[str, Any]:
     backend, replays = defaults(options.backend, options.replays)
     return {
-        "kind": "probe", "machine": machine(), "world": options.world, "backend": backend,
-        "replays": replays, "rows": [_as_json(row) for row in found],
-    }  # fmt: skip
+        "kind": "probe",
+        "machine": machine(),
+        "world": options.world,
+        "backend": backend,
+        "replays": replays,
+        "rows": [_as_json(row) for row in found],
+    }
 
 
 def _as_json(row: ProbeRow) -> dict[str, Any]:
