@@ -46,24 +46,18 @@ class Direct:
 
     def again(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, stream: int) -> Any:
         """Start it and return the compiled kernel, or return None if no such launch was noted."""
-        found = self._look(kernel, grid, args, kwargs)
-        if found is None:
-            return None
-        _, compiled = found
-        compiled[(*grid, 1, 1)[:3]](*in_order(kernel, args, kwargs), stream=stream)
+        compiled = self.find(kernel, grid, args, kwargs)
+        if compiled is not None:
+            compiled[(*grid, 1, 1)[:3]](*in_order(kernel, args, kwargs), stream=stream)
         return compiled
 
     def find(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:
         """Return the compiled kernel of such a launch, or None, without starting it."""
-        found = self._look(kernel, grid, args, kwargs)
-        return None if found is None else found[1]
-
-    def _look(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> Any:
-        found = self._known.get(_key(kernel, grid, args, kwargs))
+        _, compiled = self._known.get(_key(kernel, grid, args, kwargs), (None, None))
         notes = launched.get()
         if notes is not None:
-            notes.append(None if found is None else (kernel, grid, args, kwargs, found[1]))
-        return found
+            notes.append(None if compiled is None else (kernel, grid, args, kwargs, compiled))
+        return compiled
 
     def note(
         self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict, compiled: Any

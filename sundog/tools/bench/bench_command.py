@@ -9,6 +9,7 @@ import re
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -163,15 +164,20 @@ def row_json(row: Row) -> dict[str, Any]:
 def _best_entries(rows: list[Row], run: str) -> list[Entry]:
     """Keep the fastest config of each algorithm on each problem, for `ops/select.py`."""
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    best: dict[tuple[str, str], tuple[float, Entry]] = {}
+    return [
+        dataclasses.replace(row.entry, seconds=round(row.median, 9), date=date, run=run)
+        for row in _fastest(rows, lambda row: (row.variant, row.problem))
+        if row.entry is not None
+    ]
+
+
+def _fastest(rows: Iterable[Row], key: Callable[[Row], Any]) -> list[Row]:
+    """Return the fastest timed row for each key, in the order in which the keys come first."""
+    groups: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
-        if row.entry is None or row.times is None:
-            continue
-        seconds, place = row.times.median, (row.variant, row.problem)
-        if place not in best or seconds < best[place][0]:
-            entry = dataclasses.replace(row.entry, seconds=round(seconds, 9), date=date, run=run)
-            best[place] = seconds, entry
-    return [entry for _, entry in best.values()]
+        if row.times is not None:
+            groups[key(row)].append(row)
+    return [min(group, key=lambda row: row.median) for group in groups.values()]
 
 
 def _write_csv(path: str, rows: list[Row], size: int) -> None:
@@ -248,16 +254,14 @@ def _by_programs(plt: Any, rows: list[Row], size: int) -> Any:
 def _panel(panel: Any, rows: list[Row], variants: list[str], size: int) -> None:
     """Draw a panel. The fastest of several configs with the same number of programs counts."""
     for number, name in enumerate(variants):
-        mine = [row for row in rows if row.variant == name]
-        best: dict[int, float] = {}
-        for row in mine:
-            best[row.programs] = max(best.get(row.programs, 0.0), _rate(row, size))
+        mine = _fastest((row for row in rows if row.variant == name), lambda row: row.programs)
+        best = {row.programs: _rate(row, size) for row in mine}
         color = f"C{number}"  # the same in every panel, even if another one is missing
         if mine and mine[0].config:
             rates = [best[programs] for programs in sorted(best)]
             panel.plot(sorted(best), rates, "o-", label=name, color=color)
         elif mine:
-            panel.axhline(best[0], label=name, linestyle="--", color=color)
+            panel.axhline(_rate(mine[0], size), label=name, linestyle="--", color=color)
     if rows[0].limit:  # otherwise there is nothing to move
         limit = rows[0].cost.hbm_bytes * size / rows[0].limit / 1e9
         panel.axhline(limit, label="limit", linestyle=":", color="black")
@@ -284,14 +288,12 @@ def _by_bytes(plt: Any, rows: list[Row], size: int) -> Any:
 
 
 def _flop_rate(row: Row, size: int) -> float:
-    assert row.times is not None
-    return row.cost.flops * size / row.times.median / 1e12
+    return row.cost.flops * size / row.median / 1e12
 
 
 def _rate(row: Row, size: int) -> float:
     """Return the bytes per second of all ranks, in GB."""
-    assert row.times is not None
-    return row.cost.hbm_bytes * size / row.times.median / 1e9
+    return row.cost.hbm_bytes * size / row.median / 1e9
 
 
 def draw_link(path: str, rows: list[dict[str, Any]], size: int) -> None:
@@ -340,22 +342,11 @@ Bar = tuple[str, float, float, float]  # label, measured, expected and least mic
 
 def bars_of(rows: list[Row]) -> dict[str, list[Bar]]:
     """Return the bars of every problem, with each variant's fastest config. 0 means unknown."""
-    panels: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        if row.times is None:
-            continue
-        best = panels.setdefault(row.problem, {})
-        known = best.get(row.variant)
-        if known is None or known.times is None or row.times.median < known.times.median:
-            best[row.variant] = row
-    return {
-        problem: [
-            (row.variant, 1e6 * row.times.median, 1e6 * row.expected, 1e6 * row.limit)
-            for row in best.values()
-            if row.times is not None
-        ]
-        for problem, best in panels.items()
-    }
+    panels: dict[str, list[Bar]] = defaultdict(list)
+    for row in _fastest(rows, lambda row: (row.problem, row.variant)):
+        bar = row.variant, 1e6 * row.median, 1e6 * row.expected, 1e6 * row.limit
+        panels[row.problem].append(bar)
+    return panels
 
 
 def draw_bars(path: str, rows: list[Row]) -> None:

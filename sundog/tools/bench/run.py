@@ -81,6 +81,12 @@ class Row:
     stored: float = 0.0  # seconds, as `ops/select.py` knows them; 0: unknown
     expected: float = 0.0  # seconds by the time model; 0: no model
 
+    @property
+    def median(self) -> float:
+        """The seconds of a row that was timed."""
+        assert self.times is not None
+        return self.times.median
+
 
 @dataclass(frozen=True)
 class _Found:
@@ -285,7 +291,7 @@ def _limited_by_link(rows: list[Row], rates: limits.Rates) -> list[Row]:
     One is for the bytes that must cross, at the rate of one large copy in the same run. The other
     is for the matrix product by cuBLAS on data that is already there.
     """
-    alone = [row.times.median for row in rows if row.variant == GEMM_ALONE and row.times]
+    alone = [row.median for row in rows if row.variant == GEMM_ALONE and row.times]
     return [
         dataclasses.replace(row, limit=max(row.cost.link_bytes / rates.link, *alone, 0.0))
         for row in rows
