@@ -291,17 +291,13 @@ def gpu_facts(device: torch.device, heap_size: int) -> Facts:
     own = device.index
     others = [i for i in range(torch.cuda.device_count()) if i != own]
     reached = [i for i in others if torch.cuda.can_device_access_peer(own, i)]
-    versions = {
-        "torch": str(torch.__version__),
-        "triton": triton.__version__,
-        "sundog": __version__,
-    }
+    torchs, tritons = str(torch.__version__), triton.__version__
     return Facts(
         locality(),
         os.getpid(),
         _name(own),
         tuple(_name(i) for i in reached),
-        tuple(versions.items()),
+        (("torch", torchs), ("triton", tritons), ("sundog", __version__)),
         heap_size,
         torch.cuda.mem_get_info(own)[0],
         os.environ.get(_OVERLAP) == "1",

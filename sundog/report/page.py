@@ -72,7 +72,9 @@ def write_page(path: str, content: Any, name: str) -> None:
 
 def write_report(path: str, sections: Sequence[Section]) -> None:
     """Write the page of these sections."""
-    _write(path, _payload(sections))
+    made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    about = {"format": "sundog.report", "version": PAGE_VERSION, "sundog": __version__}
+    _write(path, about | {"made": made, "sections": [asdict(section) for section in sections]})
 
 
 def write_comparison(path: str, old: str, new: str) -> None:
@@ -98,16 +100,6 @@ def read_report(path: str) -> dict[str, Any]:
             f"{path} was written by sundog {payload.get('sundog')}, which is newer than this one"
         )
     return {key: value for key, value in payload.items() if key != "before"}
-
-
-def _payload(sections: Sequence[Section]) -> dict[str, Any]:
-    return {
-        "format": "sundog.report",
-        "version": PAGE_VERSION,
-        "sundog": __version__,
-        "made": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-        "sections": [asdict(section) for section in sections],
-    }
 
 
 def _write(path: str, payload: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from ..errors import SundogError
+from ..report.page import check_page, write_page
 
 FINE, FOUND, CANNOT, INTERRUPTED = 0, 1, 2, 130
 
@@ -96,6 +97,12 @@ def check_writable(*paths: str) -> None:
             raise ValueError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def check_results(*paths: str, html: str) -> None:
+    """Do the same for a command's files of results, of which one may be a page (--html)."""
+    check_writable(*paths, html)
+    check_page(html)
+
+
 def _try_open(path: str) -> None:
     """Open a file and leave it unchanged. A pipe is not tried: its reader would see the end."""
     existed = os.path.exists(path)
@@ -130,6 +137,13 @@ def ensure_compiler_cache() -> None:
         f"{folder} cannot be written, so compiled kernels are kept for this command only. "
         "TRITON_CACHE_DIR names another folder."
     )
+
+
+def write_results(content: Any, name: str, json: str, html: str, indent: int | None = None) -> None:
+    """Write a command's result to the files of --json and --html; "" writes none."""
+    if json:
+        write_json(json, content, indent)
+    write_page(html, content, name)
 
 
 def write_json(path: str, content: Any, indent: int | None = None) -> None:

@@ -14,6 +14,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -27,17 +28,16 @@ from ..compiled.kernels import Kernel, inspect_launch
 from ..errors import SundogError
 from ..ops import load
 from ..ops.op import OPS
-from ..report.page import check_page, write_page
 from ..target import GPU_HEAP
 from ..world.world import World
 from ._console import (
     FINE,
     FOUND,
-    check_writable,
+    check_results,
     command,
     ensure_compiler_cache,
     progress,
-    write_json,
+    write_results,
 )
 from ._launches import check_target, record
 from ._primitives import PRIMITIVES
@@ -63,9 +63,7 @@ def run(options: IsaOptions) -> int:
     for _, group in itertools.groupby(sorted(kernels, key=_identity), key=_identity):
         _print(console, list(group))
     content = [dataclasses.asdict(kernel) for kernel in kernels]
-    if options.json:
-        write_json(options.json, content, indent=1)
-    write_page(options.html, content, options.op or "all ops")
+    write_results(content, options.op or "all ops", options.json, options.html, indent=1)
     marked = sum(bool(kernel.marks) for kernel in kernels)
     console.print(f"{len(kernels)} kernels, {marked} marked")
     return FOUND if marked else FINE
@@ -75,18 +73,14 @@ def _inspect_all(options: IsaOptions) -> list[Kernel]:
     config, problem = load.parse(options.config), load.parse(options.problem)
     if options.world < 1:
         raise ValueError(f"--world {options.world}: a world has at least one rank")
-    check_writable(options.json, options.html)
-    check_page(options.html)
+    check_results(options.json, html=options.html)
     targets = [target for target in options.target.split(",") if target] or [""]
     ensure_compiler_cache()
     names = [options.op] if options.op else list(OPS)
     kernels: list[Kernel] = []
     with progress() as show:
         for number, name in enumerate(names):
-
-            def step(text: str, done: int = number) -> None:
-                show("compiling", done, len(names), text)
-
+            step = partial(show, "compiling", number, len(names))
             kernels += inspect(
                 name, targets, config=config, problem=problem, world=options.world, step=step
             )

@@ -18,15 +18,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...ops.select import Entry, write_entries
-from ...report.page import check_page, write_page
 from .._console import (
     FINE,
     FOUND,
     check_extra,
-    check_writable,
+    check_results,
     command,
     ensure_compiler_cache,
     write_json,
+    write_results,
 )
 from ..presets import preset, suite
 from ..timing import machine, times_json
@@ -37,10 +37,8 @@ from .run import BenchOptions, Row, bench
 @command("bench")
 def run(options: BenchOptions) -> int:
     """Exit with 1 if a variant was wrong or failed, with 2 if nothing could be measured."""
-    check_writable(
-        options.csv, options.json, options.plot, options.bars, options.entries, options.html
-    )
-    check_page(options.html)
+    others = options.json, options.plot, options.bars, options.entries
+    check_results(options.csv, *others, html=options.html)
     for flag, path in (("--plot", options.plot), ("--bars", options.bars)):
         if path:
             check_extra(flag, "plot", "matplotlib")
@@ -119,9 +117,7 @@ def _measured_ranks(options: BenchOptions) -> int:
 
 
 def _write_files(options: BenchOptions, rows: list[Row], rates: Rates) -> None:
-    if options.json:
-        write_json(options.json, _content(options, rows, rates))
-    write_page(options.html, _content(options, rows, rates), options.op)
+    write_results(_content(options, rows, rates), options.op, options.json, options.html)
     if options.csv:
         _write_csv(options.csv, rows, _measured_ranks(options))
     if options.entries:

@@ -16,17 +16,16 @@ from rich.table import Table
 from ...checker.failures import ERROR
 from ...compat import provide
 from ...compat.rank import as_rank
-from ...report.page import check_page, write_page
 from ...world.world import World
 from .._console import (
     CANNOT,
     FINE,
     FOUND,
     INTERRUPTED,
-    check_writable,
+    check_results,
     command,
     progress,
-    write_json,
+    write_results,
 )
 from .._pool import Failure, in_order
 from .._subject import function_of, resolve
@@ -114,8 +113,7 @@ def _check_options(options: CheckOptions) -> None:
         raise ValueError("--world and --schedules must be at least 1, and --sms not negative")
     if not options.target:
         raise ValueError("name an op, a module or a file: sundog check examples/ring.py")
-    check_writable(options.json, options.html)
-    check_page(options.html)
+    check_results(options.json, html=options.html)
 
 
 def _check(options: CheckOptions, function: Callable[[World], Any]) -> Report:
@@ -223,6 +221,5 @@ def _write(
     if options.json or options.html:
         with _quiet():
             content = content_of(options, checked, mutants, coverage)
-        if options.json:
-            write_json(options.json, content, indent=None if content["runs"] else 1)
-        write_page(options.html, content, options.target)
+        indent = None if content["runs"] else 1
+        write_results(content, options.target, options.json, options.html, indent)

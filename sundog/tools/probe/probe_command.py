@@ -21,18 +21,17 @@ from rich.table import Column, Table
 from ...knobs import BACKENDS
 from ...ops import load as loading
 from ...ops import op as ops
-from ...report.page import check_page, write_page
 from ...target import has_gpu
 from ...world.world import World
 from .._console import (
     FINE,
     FOUND,
     INTERRUPTED,
-    check_writable,
+    check_results,
     command,
     ensure_compiler_cache,
     progress,
-    write_json,
+    write_results,
 )
 from .._pool import Failure, Worker, run_all, serve
 from .._primitives import PRIMITIVES
@@ -69,9 +68,7 @@ def run(options: ProbeOptions) -> int:
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)
     _print(console, found, options.details)
-    if options.json:
-        write_json(options.json, _content(found, options))
-    write_page(options.html, _content(found, options), "probe")
+    write_results(_content(found, options), "probe", options.json, options.html)
     if len(found) < len(names):
         console.print(f"interrupted: {len(names) - len(found)} of {len(names)} were not probed")
         return INTERRUPTED
@@ -82,8 +79,7 @@ def _checked_names(options: ProbeOptions) -> list[str]:
     """List the rows to probe. Raise ValueError, before anything runs, if one does not exist."""
     if options.world < 1 or options.replays < 0:
         raise ValueError("--world must be at least 1, and --replays not negative")
-    check_writable(options.json, options.html)
-    check_page(options.html)
+    check_results(options.json, html=options.html)
     _check_backend(options.backend)
     targets = list(options.targets) or all_names(options.backend, options.world)
     names = [row for target in targets for row in rows(target)]

@@ -14,13 +14,13 @@ from ... import target
 from ...launch import run as run_ranks
 from ...ops.load import running
 from ...ops.select import choose, config_for
-from ...report.page import check_page, write_report
+from ...report.page import write_report
 from ...report.sections import read_sections
 from ...world.world import World
 from .._console import (
     FINE,
     check_extra,
-    check_writable,
+    check_results,
     command,
     ensure_compiler_cache,
     write_json,
@@ -101,8 +101,7 @@ def _text(problem: Any) -> str:
 
 @command("trace")
 def run(options: TraceOptions) -> int:
-    check_writable(options.out, options.plot, options.json, options.html)
-    check_page(options.html)
+    check_results(options.out, options.plot, options.json, html=options.html)
     if options.plot:
         check_extra("--plot", "plot", "matplotlib")
     if target.has_gpu():
