@@ -7,14 +7,11 @@ remainder. It is loaded once and stored W times, beginning with a different peer
 Flags and barriers are those of push.
 
 On an H200 it takes as long as push: 0.984 to 1.015 times as fast in 30 of 34 rows on 2, 4 and 8
-ranks, and 0.975 to 0.98 in the other four, which last 5 to 10 us (docs/measured.md). The machine
-code shows what differs. Both loops have the same loads, stores and predicates, 4 LDG.E.128 and 16
-STG.E.128 on four ranks, in 76 instructions here and 77 in push, and the barriers are equal. Before
-its loop this kernel has 24 instructions more (832 to 808 in all; 55 registers to 48): rows lie a
-pitch apart, so each row needs an address of its own in each destination, where push has one address
-and constant offsets. A call pays that once, about 0.1 us, so only short calls show it. (sm_90,
-Triton 3.7.1, 131,072 elements on 4 ranks: `sundog isa all_gather.gluon --target sm_90 --world 4
---problem numel=131072`, then `nvdisasm -c` on the cubin in Triton's cache.)
+ranks, and 0.975 to 0.98 in the other four, which last 5 to 10 us (docs/measured.md). Both loops
+have the same loads, stores and barriers. Before its loop this kernel has 24 instructions more (832
+to 808): rows are a pitch apart, so each needs an address of its own in each destination. A call
+pays that once, about 0.1 us. (sm_90, Triton 3.7.1: `sundog isa all_gather.gluon --target sm_90
+--world 4 --problem numel=131072`, then `nvdisasm -c` on the cubin in Triton's cache.)
 """
 
 from __future__ import annotations

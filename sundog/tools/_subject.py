@@ -214,8 +214,16 @@ def _compare(world: World, result: torch.Tensor, want: torch.Tensor) -> None:
         return
     got = result.cpu().view(want.shape)
     if not torch.equal(got, want):
-        wrong = (got != want).flatten().nonzero().flatten()
-        raise AssertionError(
-            f"rank {world.rank}: {wrong.numel()} of {want.numel()} elements are wrong, the first "
-            f"at {wrong[0].item()}: {got.flatten()[wrong[0]]} instead of {want.flatten()[wrong[0]]}"
-        )
+        raise AssertionError(f"rank {world.rank}: {difference(got, want)}")
+
+
+def difference(got: torch.Tensor, want: torch.Tensor, where: str = "") -> str:
+    """Say how many elements differ, and how the first does; "" if none does."""
+    wrong = (got != want).flatten().nonzero().flatten()
+    if not wrong.numel():
+        return ""
+    at = int(wrong[0])
+    return (
+        f"{wrong.numel()} of {want.numel()} elements{where} are wrong, the first at {at}: "
+        f"{got.flatten()[at]} instead of {want.flatten()[at]}"
+    )

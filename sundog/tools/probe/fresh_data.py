@@ -10,6 +10,7 @@ import torch
 
 from ...world.tensors import poison_tensor
 from ...world.world import World
+from .._subject import difference
 
 Tensors = tuple[torch.Tensor, ...]
 Seen = tuple[int, int, Tensors]  # replay (0: without a graph), round, outputs
@@ -135,12 +136,6 @@ def _is_poison(got: Tensors) -> bool:
 
 def _difference(rank: int, got: Tensors, want: Tensors) -> str:
     for place, (a, b) in enumerate(zip(got, want, strict=True)):
-        wrong = (a != b).flatten().nonzero().flatten()
-        if wrong.numel():
-            at = int(wrong[0])
-            which = f" of output {place}" if len(got) > 1 else ""
-            return (
-                f"rank {rank}: {wrong.numel()} of {b.numel()} elements{which} are wrong, the first "
-                f"at {at}: {a.flatten()[at]} instead of {b.flatten()[at]}"
-            )
+        if text := difference(a, b, f" of output {place}" if len(got) > 1 else ""):
+            return f"rank {rank}: {text}"
     return f"rank {rank}: other bits than expected"
