@@ -178,7 +178,7 @@ class NoFormula(ValueError):
 
 
 def checked_rank(rank: Any, size: int) -> int:
-    """Return a rank as an int, which kernels take, from a tensor or a number of numpy too."""
+    """Return a rank as the int that kernels take; it may come as a tensor or from numpy."""
     try:
         number = rank if isinstance(rank, int) else operator.index(rank)
     except TypeError:
@@ -220,9 +220,9 @@ def check_grad(op: str, *tensors: Any, name: str = "") -> None:
 
 
 def new_output(x: Any, times: int = 1, parts: int = 1) -> torch.Tensor | None:
-    """Return memory for a result with `times / parts` as many rows as x; None if x has no such.
+    """Return memory for a result with `times / parts` as many rows as x; None if rows do not split.
 
-    If nobody keeps the previous result, torch returns its memory again, and the call repeats.
+    If nobody keeps the previous result, torch returns its memory again: the call can be repeated.
     """
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_nested:
         return None

@@ -40,9 +40,7 @@ class Backend(Protocol):
     order: Order  # what orders the uses of its streams
     graph: Graph | None = None  # the one being captured: set by `world.capture`
     owns_gpu: bool  # each rank that computes has a GPU to itself
-    passive: bool = (
-        False  # a rank that only plays its side of the protocol, while rank 0 is measured
-    )
+    passive: bool = False  # it only plays its side of the protocol, while rank 0 is measured
     has_atomics: bool = True  # the links to all peers carry atomics
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Symmetric memory, seen from one rank: a tensor's allocation, and where the ranks' copies are.
 
-A rank's data and flags have offsets in two segments, which are the same one unless a link
-separates them (docs/gpu.md). Flags are what `world.signals` allocates, and the context.
+A rank's data and flags are in two segments, with one numbering of offsets. The two segments are one
+unless a link separates them (docs/gpu.md). Flags are what `world.signals` allocates, and the
+context.
 """
 
 from __future__ import annotations
