@@ -160,16 +160,13 @@ def bench(options: BenchOptions) -> tuple[list[Row], limits.Rates]:
 def _in_a_world(common: _Bench, found: _Found) -> _Found:
     """Time the remaining problems, up to a variant that fails. Keep what was found before."""
     most = max(common.op.cost(problem).hbm_bytes for problem in common.problems)
-    options = common.options
-    more: dict[str, Any] = {"heap_size": _heap_size(most), "link": options.link}
+    options, run = common.options, functools.partial(_problems, common=common, found=found)
+    how: dict[str, Any] = {"heap_size": _heap_size(most), "link": options.link}
     try:
-        everyone = run_ranks(
-            lambda world: _problems(world, common, found), options.world, options.backend, **more
-        )
+        result: _Found = run_ranks(run, options.world, options.backend, **how)[0]
     except VariantFailed as error:
         print(f"not timed: {error}", file=sys.stderr)
-        everyone = [error.before]
-    result: _Found = everyone[0]
+        result = error.before
     return result
 
 
@@ -244,10 +241,8 @@ def _problem(world: World, common: _Bench, problem: Any) -> list[Row]:
     if rates.link:  # passive ranks' times mean nothing
         timed = [Times(each.name, [ranks[:1] for ranks in each.samples]) for each in timed]
     found = {id(each): times for each, times in zip(good, timed, strict=True)}
-    rows = [
-        dataclasses.replace(each.row, wrong=wrong, times=found.get(id(each)))
-        for each, wrong in checked
-    ]
+    given = [(each.row, wrong, found.get(id(each))) for each, wrong in checked]
+    rows = [dataclasses.replace(row, wrong=wrong, times=times) for row, wrong, times in given]
     return _limited_by_link(rows, rates) if rates.link else rows
 
 
