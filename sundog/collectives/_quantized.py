@@ -138,6 +138,12 @@ def summed(parts: list[torch.Tensor], wire: torch.dtype) -> torch.Tensor:
 
 
 @triton.jit
+def elements(row, ROWS: tl.constexpr):
+    """Return the elements of a tile of groups, from group `row` on."""
+    return (row + tl.arange(0, ROWS)).to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+
+
+@triton.jit
 def spread(places, tables, values, row, groups, COUNT: tl.constexpr):
     """Quantise groups of float32 [rows, 128], and store bytes and scales to COUNT ranks."""
     KIND: tl.constexpr = places[0].dtype.element_ty
@@ -154,7 +160,7 @@ def spread(places, tables, values, row, groups, COUNT: tl.constexpr):
     else:
         bits = (values * inverse[:, None]).to(KIND)
     number = row + tl.arange(0, values.shape[0])
-    at = number.to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    at = elements(row, values.shape[0])
     for i in tl.static_range(COUNT):
         # On the tile, not on its base: a hint on a function's argument is lost.
         place = tl.multiple_of(places[i] + at, [1, chunks.WIDE])
@@ -166,7 +172,7 @@ def spread(places, tables, values, row, groups, COUNT: tl.constexpr):
 def dequantised(place, table, row, groups, ROWS: tl.constexpr):
     """Return bytes [rows, 128] as float32, and their scales, which the caller multiplies by."""
     number = row + tl.arange(0, ROWS)
-    at = number.to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     mask = number < groups
-    bits = tl.load(tl.multiple_of(place + at, [1, chunks.WIDE]), mask=mask[:, None])
+    place = tl.multiple_of(place + elements(row, ROWS), [1, chunks.WIDE])
+    bits = tl.load(place, mask=mask[:, None])
     return bits.to(tl.float32), tl.load(table + number, mask=mask, other=0.0)[:, None]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..device import signal
+from ..device import chunks, signal
 
 BITS = tl.constexpr(32)  # of data in a word, below the epoch
 # How a reader polls a word: by an atomic that adds 0, which the cache serves one at a time, or by a
 # volatile load, which is a relaxed access too and may bring several words at once.
 POLLS = ("atomic", "load")
 _ATOMIC = tl.constexpr(POLLS[0])
+element = chunks.element  # one of the elements in a word's data
 
 
 @triton.jit
@@ -31,26 +32,7 @@ def load_word(x, at, numel, STEP: tl.constexpr, PER: tl.constexpr):
 @triton.jit
 def bits(element):
     """Return the bits of elements of at most 4 bytes, as integers of 8 bytes."""
-    width: tl.constexpr = element.dtype.primitive_bitwidth
-    if width == 32:
-        found = element.to(tl.uint32, bitcast=True)
-    elif width == 16:
-        found = element.to(tl.uint16, bitcast=True)
-    else:
-        found = element.to(tl.uint8, bitcast=True)
-    return found.to(tl.int64)
-
-
-@triton.jit
-def element(word, part: tl.constexpr, DTYPE: tl.constexpr):
-    width: tl.constexpr = DTYPE.primitive_bitwidth
-    if width == 32:
-        bits = word.to(tl.int32)
-    elif width == 16:
-        bits = (word >> (part * 16)).to(tl.int16)
-    else:
-        bits = word.to(tl.int8)
-    return bits.to(DTYPE, bitcast=True)
+    return chunks.word_of(element, 0).to(tl.int64)
 
 
 @triton.jit

@@ -92,7 +92,7 @@ def _gather_kernel(
     tables = _reduce.everywhere(scales + half + rank * groups, rank, ctx, SIZE)
     trace.begin(trace.FETCH, program, 0, rank, ctx, TRACE)
     for row in range(program * ROWS, groups, programs * ROWS):
-        at = (row + tl.arange(0, ROWS)).to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        at = _quantized.elements(row, ROWS)
         values = tl.load(x + at, mask=at < numel, other=0.0).to(tl.float32)
         _quantized.spread(places, tables, values, row, groups, SIZE)
     trace.end(trace.FETCH, program, 0, rank, ctx, TRACE)
@@ -106,8 +106,7 @@ def _gather_kernel(
             bits, scale = _quantized.dequantised(
                 wire + first * GROUP, scales + first, row, groups, ROWS
             )
-            at = (row + tl.arange(0, ROWS)).to(tl.int64)[:, None] * GROUP
-            at += tl.arange(0, GROUP)[None, :]
+            at = _quantized.elements(row, ROWS)
             value = (bits * scale).to(out.dtype.element_ty)
             tl.store(out + peer * numel + at, value, mask=at < numel)
     tl.store(epochs + program, epoch)  # read by the next call on the stream

@@ -105,15 +105,9 @@ def _send(x, boxes, program, numel, groups, ctx, SIZE: tl.constexpr, ROWS: tl.co
         table = memory.translate(boxes.part_scales + rank * groups, peer, ctx)
         first = peer * groups  # 64 bits, since a rank has
         for row in range(program * ROWS, groups, programs * ROWS):
-            at = _elements(first + row, ROWS)
+            at = _quantized.elements(first + row, ROWS)
             values = tl.load(x + at, mask=at < numel, other=0.0).to(tl.float32)
             _quantized.spread((place,), (table,), values, row, groups, 1)
-
-
-@triton.jit
-def _elements(row, ROWS: tl.constexpr):
-    """Return the elements of a tile of groups, from group `row` on."""
-    return (row + tl.arange(0, ROWS)).to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
 
 
 @triton.jit
@@ -165,7 +159,7 @@ def _reduce_kernel(
             bits, scale = _quantized.dequantised(
                 boxes.sums + first * GROUP, boxes.sum_scales + first, row, groups, ROWS
             )
-            at = _elements(first + row, ROWS)
+            at = _quantized.elements(first + row, ROWS)
             is_mine = (row + tl.arange(0, ROWS) < groups)[:, None]  # not the next slice's
             value = (bits * scale).to(out.dtype.element_ty)
             tl.store(out + at, value, mask=(at < numel) & is_mine)
