@@ -18,9 +18,9 @@ from sundog.ops.op import FUNCTIONS, OPS, SHAPE
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1475,
-    "backends": 3960,
+    "backends": 3950,
     "checker": 5110,
-    "collectives": 3810,
+    "collectives": 3795,
     "compat": 2860,
     "compiled": 1000,
     "dataset": 3810,
@@ -37,14 +37,14 @@ BUDGETS = {
     "predict": 1355,
     "report": 540,
     "tools": 2755,
-    "tools/bench": 960,
+    "tools/bench": 955,
     "tools/check": 1510,
     "tools/predict": 865,
     "tools/probe": 845,
     "tools/trace": 630,
     "tools/tune": 2665,
     "torch": 2375,
-    "world": 1540,
+    "world": 1545,
 }
 LONGEST_FILE = 450
 TOP_LEVEL_FILES = 11

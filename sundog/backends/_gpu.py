@@ -26,6 +26,7 @@ from ..device import context
 from ..machine.host_ops import waits
 from ..machine.launcher import Installed
 from ..target import Footprint
+from ..world.backend import Backend
 from ..world.heap import Allocation
 from ._gang import Prepared
 
@@ -307,6 +308,16 @@ def _device(driver: ctypes.CDLL, index: int) -> int:
     found = ctypes.c_int()
     driver.cuDeviceGet(ctypes.byref(found), index)
     return found.value
+
+
+class OnGpu(Backend):
+    """What `virtual` and `symm` share: events are those of torch's current stream."""
+
+    def record_event(self) -> torch.cuda.Event:
+        return torch.cuda.current_stream().record_event()
+
+    def wait_event(self, event: torch.cuda.Event) -> None:
+        torch.cuda.current_stream().wait_event(event)
 
 
 class Contexts:

@@ -175,7 +175,7 @@ class ShmBackend(OnMachine):
         self.flag_bases: list[int] = []
         self._quiet = Quiet(rank)
         self._own_fd = mine.fd
-        self._installed = Installed(self.machine, owns=self._owns)
+        self._installed = Installed(self.machine, owns=self.owns)
 
     def attach(self, mine: ShmFacts, everyone: Sequence[ShmFacts]) -> None:
         self.machine.attach_host(self.rank)
@@ -214,12 +214,6 @@ class ShmBackend(OnMachine):
         if self._own_fd >= 0:
             os.close(self._own_fd)
             self._own_fd = -1
-
-    def _owns(self, address: int) -> bool:
-        """Return whether an address is in this rank's heap, by which a launch finds its world."""
-        if self.rank >= len(self.bases):  # not attached yet
-            return False
-        return 0 <= address - self.bases[self.rank] < len(self.segment(self.rank))
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         return self._segments[rank]

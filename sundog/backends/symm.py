@@ -28,7 +28,7 @@ from triton.runtime.jit import JITFunction
 from .. import target
 from ..errors import NotResident, PeerLost, SundogError
 from ..machine.launcher import Installed
-from ..world.backend import Backend, Exchange, Ranks
+from ..world.backend import Exchange, Ranks
 from ..world.heap import Allocation
 from ..world.streams import Order
 from ..world.world import World
@@ -39,6 +39,7 @@ from ._gpu import (
     Direct,
     Gpu,
     GpuLaunch,
+    OnGpu,
     grid_of,
     peers_have_atomics,
     pinned_words,
@@ -149,7 +150,7 @@ def _shared_by(group: str, rank: int, size: int, store: Any) -> str:
 _shared: dict[str, tuple[dist.ProcessGroup, PerGroupStore]] = {}  # c10d has weak references
 
 
-class SymmBackend(Backend):
+class SymmBackend(OnGpu):
     """One rank: its process, its GPU or its share of one, and maps of all heaps."""
 
     name = "symm"
@@ -181,7 +182,7 @@ class SymmBackend(Backend):
         self._side = torch.cuda.Stream(self.device, priority=-1)  # from its own pool
         self._gpu = Gpu(self.device)
         self._direct = Direct()
-        self._installed = Installed(None, self._launch, self._owns)
+        self._installed = Installed(None, self._launch, self.owns)
         self._installed.__enter__()
 
     def attach(self, mine: Facts, everyone: Sequence[Facts], shared: str = "") -> None:
@@ -218,12 +219,6 @@ class SymmBackend(Backend):
         if self.rank == sharing[0]:
             counter.clear()
         return largest_that_fits(first, partial(counter.measure, meet))
-
-    def _owns(self, address: int) -> bool:
-        """Return whether an address is in this rank's heap, by which a launch finds its world."""
-        if self.rank >= len(self.bases):  # not attached yet
-            return False
-        return 0 <= address - self.bases[self.rank] < self._own.numel()
 
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         if rank == self.rank:  # not a view by address, since this one keeps the memory alive
@@ -305,12 +300,6 @@ class SymmBackend(Backend):
         """Begin on another stream, since CUDA can't capture on the one where a process starts."""
         self._captured = self.stream_number
         return CudaRecording(self, torch.cuda.Stream(self.device), CudaRecording.start)
-
-    def record_event(self) -> torch.cuda.Event:
-        return torch.cuda.current_stream().record_event()
-
-    def wait_event(self, event: torch.cuda.Event) -> None:
-        torch.cuda.current_stream().wait_event(event)
 
     def _look_at_peers(self, awaited: list[int]) -> None:
         dead = [rank for rank in self._peers.dead() if rank in awaited]

@@ -24,14 +24,14 @@ from ..machine.launcher import Installed
 from ..machine.machine import Machine
 from ..machine.schedule import from_token
 from ..target import Target
-from ..world.backend import Backend, Exchange, Ranks
+from ..world.backend import Exchange, Ranks
 from ..world.heap import ALIGNMENT, Allocation
 from ..world.streams import Order
 from ..world.world import World
 from . import Capabilities, WorldOptions
 from ._cuda_graph import CudaRecording
 from ._gang import Flight, Gang
-from ._gpu import Contexts, Gpu, SynchronizeFirst, pinned_words
+from ._gpu import Contexts, Gpu, OnGpu, SynchronizeFirst, pinned_words
 from ._hosts import Meeting, print_unraised, refuse_inside_a_rank, run_rank, with_rank
 from ._link import check_host_memory, on_host, pinned_heap
 from ._measured import polls_per_second
@@ -64,7 +64,7 @@ class VirtualShared:
     records: list[tuple[int, tuple[int, ...], torch.Tensor]] = field(default_factory=list)
 
 
-class VirtualBackend(Backend):
+class VirtualBackend(OnGpu):
     """One rank of a world on one GPU."""
 
     name = "virtual"
@@ -127,12 +127,6 @@ class VirtualBackend(Backend):
         gang.wait_for_all("to capture a graph")
         stream = torch.cuda.current_stream()
         return CudaRecording(self._shared.machine.host, stream, gang.put)
-
-    def record_event(self) -> torch.cuda.Event:
-        return torch.cuda.current_stream().record_event()
-
-    def wait_event(self, event: torch.cuda.Event) -> None:
-        torch.cuda.current_stream().wait_event(event)
 
     def relaunch(
         self, run: Callable[[], None], given: tuple[torch.Tensor, ...]

@@ -46,6 +46,12 @@ class Backend(Protocol):
     def segment(self, rank: int, is_flags: bool = False) -> torch.Tensor:
         """Return a rank's data or flags as bytes, if the host can reach it (ValueError if not)."""
 
+    def owns(self, address: int) -> bool:
+        """Return whether an address is in this rank's heap, by which a launch finds its world."""
+        if self.rank >= len(self.bases):  # not attached yet
+            return False
+        return 0 <= address - self.bases[self.rank] < self.segment(self.rank).numel()
+
     def copied_from(self, view: torch.Tensor, rank: int) -> torch.Tensor:
         """Return a rank's contiguous data in the form that torch gives to the copy engine."""
         return view
