@@ -1,8 +1,7 @@
 """Symmetric memory, seen from one rank: a tensor's allocation, and where the ranks' copies are.
 
-A rank's data and flags are in two segments, with one numbering of offsets. The two segments are one
-unless a link separates them (docs/gpu.md). Flags are what `world.signals` allocates, and the
-context.
+A rank's data and flags have one numbering of offsets, and one segment unless a link separates them
+(docs/gpu.md). Flags are what `world.signals` allocates, and the context.
 """
 
 from __future__ import annotations

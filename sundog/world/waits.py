@@ -72,8 +72,7 @@ class Waits:
         self.word.value = RAISED
         rank, peer = ranks[member], ranks[owing] if 0 <= owing < len(ranks) else owing
         record = WaitRecord(rank, program, name_of(address), expected, seen, peer)
-        refused = expected < 0  # signal.refuse
-        text = _refusal(record) if refused else f"{_expiry(record)}{doing()}"
+        text = _refusal(record) if expected < 0 else f"{_expiry(record)}{doing()}"
         self.error = WaitTimeout(text, record)
         raise self.error
 
@@ -86,6 +85,7 @@ class Waits:
 
 
 def _refusal(record: WaitRecord) -> str:
+    """Say what device/signal.py's `refuse` left."""
     return (
         f"rank {record.rank}, program {record.program}: {record.flag} is {record.seen}, outside 0 "
         f"to {-1 - record.expected}: what this call gave is not complete. Change what you pass, "

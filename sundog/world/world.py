@@ -219,8 +219,7 @@ class World:
     def max_plans(self) -> int:
         """The number of plans that stay cached, besides those that captured graphs hold.
 
-        Set the same number on every rank (default: SUNDOG_MAX_PLANS). It takes effect when the next
-        plan is made.
+        Set it alike on every rank (default: SUNDOG_MAX_PLANS). The next plan takes it into account.
         """
         return self._plans.max_plans
 
