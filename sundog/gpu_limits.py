@@ -33,6 +33,11 @@ class Limits:
     def is_amd(self) -> bool:
         return self.arch.startswith("gfx")
 
+    @property
+    def fp8(self) -> torch.dtype:
+        """Return the FP8 of four exponent bits that it multiplies: on MI300 that is e4m3fnuz."""
+        return torch.float8_e4m3fnuz if self.arch.startswith("gfx94") else torch.float8_e4m3fn
+
     def refuse_warps(self, num_warps: int) -> str | None:
         """Return why a program can't have this many warps, or None."""
         threads = num_warps * self.warp_size

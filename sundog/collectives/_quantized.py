@@ -46,8 +46,7 @@ class Config:
 def wire_of(op: str, wire: str | torch.dtype) -> torch.dtype:
     """Return the dtype on the wire for "int8", "fp8" (what this GPU converts to), or a dtype."""
     if wire == "fp8":
-        is_fnuz = gpu_limits.here().arch.startswith("gfx94")
-        return torch.float8_e4m3fnuz if is_fnuz else torch.float8_e4m3fn
+        return gpu_limits.here().fp8
     kind = torch.int8 if wire == "int8" else wire
     if kind not in WIRES:
         raise ValueError(

@@ -269,7 +269,7 @@ def reduce_span(
     if ALIGNED:
         body = tl.cast(n, tl.int64) // PER * PER
         # Counts tiles: for a counter of 64 bits the compiler keeps an address per pointer.
-        for tile in range(part, tl.cdiv(body, BLOCK).to(tl.int32), parts):
+        for tile in range(part, tl.cast(tl.cdiv(body, BLOCK), tl.int32), parts):
             at = tile.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
             _store_all(outs, reduce_ranks(pointers, at, at < body, OP, SIZE), at, at < body, COUNT)
         if part == parts - 1:
@@ -279,7 +279,7 @@ def reduce_span(
     else:
         head, skew, count = chunks.span(outs[0], pointers[0], n)
         TILE: tl.constexpr = BLOCK // PER
-        for tile in range(part, tl.cdiv(count, TILE).to(tl.int32), parts):
+        for tile in range(part, tl.cast(tl.cdiv(count, TILE), tl.int32), parts):
             chunk = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
             words = _reduce_chunks(pointers, head, skew, chunk, chunk < count, OP, SIZE)
             for i in tl.static_range(COUNT):

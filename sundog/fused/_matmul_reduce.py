@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from .. import gpu_limits
-from ..device import context, signal, tiles, trace
+from ..device import chunks, context, signal, tiles, trace
 from ..ops.dispatch import CallOptions
 from ..ops.op import Plan
 from . import _aligned, _gemm
@@ -153,7 +153,7 @@ def given(
 # the kernels
 
 # Rows that are added at a time: whole tiles of several ranks would not fit the registers.
-STRIP = tl.constexpr(16)
+_STRIP = 16
 
 
 class Constants(NamedTuple):
@@ -161,6 +161,7 @@ class Constants(NamedTuple):
 
     size: tl.constexpr  # ranks
     owners: tl.constexpr  # of a tile's rows, at most
+    strip: tl.constexpr  # rows that are added at a time
     ahead: tl.constexpr  # strips that are in flight at once
     trace: tl.constexpr  # the clock of trace points, or 0
 
@@ -169,15 +170,20 @@ def constants(world: World, problem: Problem, config: Config, rows: int) -> Cons
     """Return the constants of ranks that add `rows` rows each."""
     last = rows - math.gcd(rows, config.tile_m)  # last row of a slice to begin a tile
     owners = min(world.size, (last + config.tile_m - 1) // max(rows, 1) + 1)
-    strips = triton.cdiv(rows, STRIP.value) * triton.cdiv(problem.n, config.tile_n)
+    per_row = config.tile_n * problem.dtype.itemsize
+    here = gpu_limits.here()
+    # More where a thread would have less than 16 bytes: warps of AMD are twice as wide.
+    strip = max(_STRIP, chunks.WIDE.value * here.warp_size * config.num_warps // per_row)
+    strips = triton.cdiv(rows, strip) * triton.cdiv(problem.n, config.tile_n)
     # Through shared memory: 601 us instead of 606 with M=1024, and 121 instead of 119 with one
     # strip. Of three strips, two are in flight from every rank: with more than 14 ranks that may be
     # too much.
-    nbytes = 2 * world.size * STRIP.value * config.tile_n * problem.dtype.itemsize
-    ahead = 3 if strips > 2 * config.programs and nbytes <= gpu_limits.here().shared else 1
+    fits = 2 * world.size * strip * per_row <= here.shared
+    ahead = 3 if strips > 2 * config.programs and fits else 1
     return _gemm.constants(
-        Constants, size=world.size, owners=owners, ahead=ahead, trace=world.kernel_mode
-    )
+        Constants, size=world.size, owners=owners, strip=strip, ahead=ahead,
+        trace=world.kernel_mode,
+    )  # fmt: skip
 
 
 class InboxFlags(NamedTuple):
@@ -316,14 +322,14 @@ def count_all(counts, epoch, ctx, cfg):
 
 @triton.jit
 def total(inbox, row, col, rows, cfg, shape):
-    """Return STRIP rows of the sum of all ranks' partials, from slots with `rows` rows.
+    """Return `cfg.strip` rows of the sum of all ranks' partials, from slots with `rows` rows.
 
     Partials are added in rank order, beginning with rank 0's, as in the collectives.
     """
     parts = ()
     for source in tl.static_range(cfg.size):  # all loads first, to be in flight together
         here = tiles.part(inbox, source * inbox.rows, rows)
-        parts = parts + (tiles.load(here, row, col, STRIP, shape.tile_n),)
+        parts = parts + (tiles.load(here, row, col, cfg.strip, shape.tile_n),)
     acc = parts[0].to(tl.float32)
     for source in tl.static_range(1, cfg.size):
         acc += parts[source].to(tl.float32)
@@ -334,10 +340,10 @@ def total(inbox, row, col, rows, cfg, shape):
 def add_all(out, bias, inbox, ctx, cfg, shape):
     """Add this program's share of the inbox into `out`."""
     program, rank = tl.program_id(0), tl.load(ctx + context.RANK).to(tl.int32)
-    strips, cols = tl.cdiv(out.rows, STRIP), tl.cdiv(out.cols, shape.tile_n)
+    strips, cols = tl.cdiv(out.rows, cfg.strip), tl.cdiv(out.cols, shape.tile_n)
     trace.begin(trace.FETCH, program, 0, rank, ctx, cfg.trace)
     for n in tl.range(program, strips * cols, tl.num_programs(0), num_stages=cfg.ahead):
-        row, col = n // cols * STRIP, n % cols * shape.tile_n
+        row, col = n // cols * cfg.strip, n % cols * shape.tile_n
         acc = total(inbox, row, col, out.rows, cfg, shape)
         tiles.store(out, row, col, _gemm.finish(bias, acc, col, out.cols, shape))
     trace.end(trace.FETCH, program, 0, rank, ctx, cfg.trace)

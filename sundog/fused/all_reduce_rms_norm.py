@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import triton
 
+from .. import gpu_limits
 from ..collectives import _reduce
 from ..ops.dispatch import CallOptions, call, packed
 from ..ops.op import Cost, Plan
@@ -307,11 +308,11 @@ def _problem(
         raise ValueError(f"{OP}: x is a scalar, expected rows, [..., hidden]")
     hidden = x.shape[-1]
     tokens = x.numel() // max(hidden, 1)
-    kind = fp8 or fp8_of(x.device)
-    if quant and x.device.type == "cuda" and kind in FP8 and kind != fp8_of(x.device):
+    usual = gpu_limits.here().fp8
+    kind = fp8 or usual
+    if quant and x.device.type == "cuda" and kind in FP8 and kind != usual:
         raise ValueError(
-            f"{OP}: fp8 {kind}: this GPU converts to {fp8_of(x.device)} only; pass that one, or "
-            "leave fp8 out"
+            f"{OP}: fp8 {kind}: this GPU converts to {usual} only; pass that one, or leave fp8 out"
         )
     has_bias, is_static = bias is not None, scale is not None
     return Problem(
@@ -328,14 +329,6 @@ def number(eps: Any) -> float:
     if not 0 <= value <= LARGEST_EPS or isinstance(eps, bool):
         raise ValueError(f"{OP}: eps {eps!r}: expected a number from 0 to {LARGEST_EPS:.1e}")
     return value
-
-
-def fp8_of(device: torch.device) -> torch.dtype:
-    """Return the dtype of FP8 here: MI300 multiplies only e4m3fnuz."""
-    if torch.version.hip is None or device.type != "cuda":
-        return torch.float8_e4m3fn
-    name = torch.cuda.get_device_properties(device).gcnArchName
-    return torch.float8_e4m3fnuz if name.startswith("gfx94") else torch.float8_e4m3fn
 
 
 def check_shapes(

@@ -65,10 +65,10 @@ def _add_all(out, bias, inbox, ctx, cfg, shape):
     away = tiles.distances(ctx, cfg.size)
     first = rank * inbox.rows
     rows = tl.maximum(tl.minimum(out.rows - first, inbox.rows), 0)
-    strips, cols = tl.cdiv(rows, _matmul_reduce.STRIP), tl.cdiv(out.cols, shape.tile_n)
+    strips, cols = tl.cdiv(rows, cfg.strip), tl.cdiv(out.cols, shape.tile_n)
     trace.begin(trace.FETCH, program, 0, rank, ctx, cfg.trace)
     for n in tl.range(program, strips * cols, tl.num_programs(0), num_stages=cfg.ahead):
-        row, col = n // cols * _matmul_reduce.STRIP, n % cols * shape.tile_n
+        row, col = n // cols * cfg.strip, n % cols * shape.tile_n
         acc = _matmul_reduce.total(inbox, row, col, rows, cfg, shape)
         acc = _gemm.finish(bias, acc, col, out.cols, shape)
         for step in tl.static_range(cfg.size):  # each rank begins with a different peer

@@ -50,7 +50,7 @@ def default(problem: Problem, num_sms: int) -> Config:
     like = default_dispatch(problem, num_sms)
     part = triton.cdiv(problem.row, like.parts)
     warps = triton.next_power_of_2(part) // (_WIDE.value * gpu_limits.here().warp_size)
-    return Config(like.programs, like.parts, min(max(warps, 2), 16))
+    return Config(like.programs, like.parts, min(max(warps, 1), 16))
 
 
 def cost(problem: Problem) -> Cost:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import gpu_limits
 from ..ops.dispatch import CallOptions, call, packed
 from ..ops.op import Plan, agree
 from . import _aligned, _scaled, _unfused, all_gather_matmul
@@ -47,7 +48,7 @@ def valid(problem: Problem, config: Config) -> str | None:
 
 def cases(size: int) -> list[Problem]:
     """Return small problems: every scaling, both shards, aligned for descriptors and not."""
-    e4m3 = torch.float8_e4m3fn
+    e4m3 = gpu_limits.here().fp8
     return [
         Problem(20 * size, 32, 160, e4m3, size, "m", scaling="row"),
         Problem(24, 136, 128 * size, e4m3, size, "k", scaling="block"),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import gpu_limits
 from ..collectives._given import has_views
 from ..collectives._quantized import wire_of
 from ..collectives._reduce import check
@@ -18,7 +19,6 @@ from ..collectives._unequal import check_splits, check_sums
 from ..fused import all_reduce_rms_norm as rms_norm
 from ..fused import moe_dispatch as moe
 from ..fused._scaled import FP8
-from ..fused.all_reduce_rms_norm import fp8_of
 from .names import find_world
 
 
@@ -151,7 +151,7 @@ def normed(
     if x.dim() < 1:
         raise ValueError(f"{name}: x is a scalar, expected rows, [..., hidden]")
     size, hidden = _size(world), x.shape[-1]
-    kind = fp8 or fp8_of(x.device)
+    kind = fp8 or gpu_limits.here().fp8
     problem = rms_norm.Problem(
         x.numel() // max(hidden, 1), hidden, x.dtype, size, eps, bias is not None, gemma, quant,
         scale is not None, both, kind,
