@@ -270,7 +270,7 @@ def reduce_span(
         body = tl.cast(n, tl.int64) // PER * PER
         # Counts tiles: for a counter of 64 bits the compiler keeps an address per pointer.
         for tile in range(part, tl.cast(tl.cdiv(body, BLOCK), tl.int32), parts):
-            at = tile.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            at = tl.cast(tile, tl.int64) * BLOCK + tl.arange(0, BLOCK)
             _store_all(outs, reduce_ranks(pointers, at, at < body, OP, SIZE), at, at < body, COUNT)
         if part == parts - 1:
             last = body + tl.arange(0, PER)
@@ -280,7 +280,7 @@ def reduce_span(
         head, skew, count = chunks.span(outs[0], pointers[0], n)
         TILE: tl.constexpr = BLOCK // PER
         for tile in range(part, tl.cast(tl.cdiv(count, TILE), tl.int32), parts):
-            chunk = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
+            chunk = tl.cast(tile, tl.int64) * TILE + tl.arange(0, TILE)
             words = _reduce_chunks(pointers, head, skew, chunk, chunk < count, OP, SIZE)
             for i in tl.static_range(COUNT):
                 chunks.store(outs[i] + head, words, chunk, chunk < count)

@@ -183,8 +183,11 @@ def test_strips_that_shared_memory_has_no_room_for(
 )
 def test_what_the_compilers_make_of_the_default(arch: str, op: ModuleType) -> None:
     problem = Problem(8192, 4096, 1024, BF16, 8)
+    rows = 8192 if op is one_shot else 1024
+    world = SimpleNamespace(size=problem.size, kernel_mode=0)
     with gpu_limits.aim(arch):
         config = op.default(problem, 132)
+        constants = _matmul_reduce.constants(world, problem, config, rows)
     a, b = torch.empty(8192, 1024, dtype=BF16), torch.empty(1024, 4096, dtype=BF16)
     x, y, shape = _matmul_reduce.given(problem, config, a, b)
     words = torch.empty(64, dtype=torch.int64)
@@ -192,9 +195,6 @@ def test_what_the_compilers_make_of_the_default(arch: str, op: ModuleType) -> No
     out = tiles.view(torch.empty(8192, 4096, dtype=BF16))
     kind = op._Flags if op is two_shot else _matmul_reduce.InboxFlags
     flags = kind(*[words] * len(kind._fields))
-    rows = 8192 if op is one_shot else 1024
-    world = SimpleNamespace(size=problem.size, kernel_mode=0)
-    constants = _matmul_reduce.constants(world, problem, config, rows)
     args = (x, y, out, None, inbox, flags, words, 1024, constants, shape)
     name = {one_shot: "one_shot", two_shot: "two_shot"}.get(op, "reduce_scatter")
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
@@ -202,7 +202,7 @@ def test_what_the_compilers_make_of_the_default(arch: str, op: ModuleType) -> No
     text = assembly(made)
     assert spills(made) <= A_FEW
     if arch == "sm_90":
-        strips = 2 * problem.size * _matmul_reduce.STRIP.value * config.tile_n * BF16.itemsize
+        strips = 2 * problem.size * constants.strip * config.tile_n * BF16.itemsize
         assert strips <= made.metadata.shared <= gpu_limits.LIMITS[arch].shared
         assert len(re.findall(r"wgmma\.mma_async", text)) == 4
         assert len(re.findall(r"cp\.async\.bulk\.tensor", text)) == 6
