@@ -41,7 +41,8 @@ def _options(
 
 
 new = typer.Typer(
-    help="Start something of your own.\n\nExample: sundog new op row_sum", no_args_is_help=True
+    help="Write a file to start from: an op of your own.\n\nExample: sundog new op row_sum",
+    no_args_is_help=True,
 )
 
 
@@ -76,7 +77,9 @@ Plot = Annotated[str, typer.Option(help="also draw the result into this file")]
 
 @app.command()
 def demo() -> None:
-    """Run a kernel that signals between eight ranks; then catch a broken one.
+    """Run a kernel that signals between eight ranks, then catch two broken versions of it.
+
+    Exit status: 0 shown.
 
     Example: sundog demo
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -98,9 +99,16 @@ def main() -> None:
     console.print(f"   {escape(_write_page(report))}")
 
     console.print(
-        "\n[bold]Next:[/] the tutorials, beginning with tutorials/01_store_to_a_peer.py, and\n"
-        "  .venv/bin/sundog check examples/ring.py --world 3 --mutate"
+        "\n[bold]Next:[/] the tutorials of the repository, beginning with "
+        "tutorials/01_store_to_a_peer.py,\nand an op of your own, with a check of it:\n"
+        f"  {_command()} new op row_sum\n  {_command()} check row_sum.py --world 3 --mutate"
     )
+
+
+def _command() -> str:
+    """Return how a shell finds `sundog`: `make demo` leaves it in .venv, outside the PATH."""
+    local = os.path.join(".venv", "bin", "sundog")
+    return local if os.path.exists(local) and shutil.which("sundog") is None else "sundog"
 
 
 def _write_page(report: Report) -> str:

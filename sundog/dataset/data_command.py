@@ -26,6 +26,7 @@ from .schema import file_names
 
 app = typer.Typer(
     help="Inspect, validate, join and export what tuning runs recorded.\n\n"
+    "Exit status: 0 fine, 1 `validate` found damage, 2 it could not be done.\n\n"
     "Example: sundog data info runs/matmul",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -42,6 +43,8 @@ Out = Annotated[str | None, typer.Option(help="where to write; by default beside
 @app.command()
 def info(base: Base) -> None:
     """Show counts and the best configuration of every run.
+
+    Exit status: 0 shown, 2 the base could not be read.
 
     Example: sundog data info runs/matmul
     """
@@ -80,7 +83,9 @@ def _summary(data: Dataset, session: str, rows: object) -> list[str]:
 
 @app.command()
 def validate(base: Base) -> None:
-    """Check types, joins, ids and hashes. Each defect gets its file and line, and exit status 1.
+    """Check types, joins, ids and hashes, and name the file and line of each defect.
+
+    Exit status: 0 no damage, 1 damage was found, 2 the base could not be read.
 
     Example: sundog data validate runs/matmul
     """
@@ -103,6 +108,8 @@ def validate(base: Base) -> None:
 def join(base: Base, out: Out = None) -> None:
     """Print rows with their runs as one CSV table, or write it to a file.
 
+    Exit status: 0 written, 2 the base could not be read, or the file not written.
+
     Example: sundog data join runs/matmul --out joined.csv
     """
     joined = _read(base).join()
@@ -116,13 +123,15 @@ def join(base: Base, out: Out = None) -> None:
 def export(base: Base, out: Out = None) -> None:
     """Write the joined table and the graphs as Parquet: OUT.parquet and OUT.graphs.parquet.
 
+    Exit status: 0 written, 2 the base could not be read, or a file not written.
+
     Example: sundog data export runs/matmul --out matmul
     """
+    data = _read(base)  # refuses, with the reason, where pandas is missing
     import pandas as pd
 
     from .ir_graph import canonical_json
 
-    data = _read(base)
     out = out or base
     joined = data.join()
     _write(f"{out}.parquet", lambda path: joined.to_parquet(path, index=False))
@@ -152,7 +161,9 @@ def show(
     ] = None,
     out: Out = None,
 ) -> None:
-    """Draw a run's convergence and its IR graph to PNG.
+    """Draw a run's convergence and its IR graph to PNG, or print them without matplotlib.
+
+    Exit status: 0 shown, 2 the base could not be read, or it has no such run.
 
     Example: sundog data show runs/matmul --run 3f2a --out matmul
     """

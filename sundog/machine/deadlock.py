@@ -127,7 +127,11 @@ def _expected(program: Program) -> str:
 def _describe(wait: Wait) -> list[str]:
     flags = ", ".join(f"{f} = {v}" for f, v in zip(wait.flags[:4], wait.seen[:4], strict=True))
     more = f" and {len(wait.flags) - 4} more" if len(wait.flags) > 4 else ""
-    where = "of its own" if set(wait.owners) == {wait.rank} else f"of rank {wait.owners}"
+    where = (
+        "in its own memory"
+        if set(wait.owners) == {wait.rank}
+        else f"in the memory of rank {wait.owners}"
+    )
     lines = [f"  rank {wait.rank} program {wait.program} of {wait.kernel} waits for {flags}{more}"]
     owed = f"; rank {wait.owes} owes the signal" if wait.owes is not None else ""
     lines.append(f"    ({where}); it goes on waiting while the value is {wait.expected}{owed}")

@@ -70,7 +70,7 @@ def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, [*known, *OPS], 1)
     if near:
         return f"op {name!r} is not known: did you mean {near[0]!r}?"
-    return f"op {name!r} is not known (there are: {', '.join(known)}) and no module"
+    return f"op {name!r} is not known, and no module has that name; ops: {', '.join(known)}"
 
 
 def load(name: str) -> ModuleType:

@@ -404,6 +404,6 @@ def chosen(known: dict[str, Baseline], only: Sequence[str]) -> dict[str, Baselin
     """Select baselines by name, or all without a name. "none" selects nothing."""
     for name in only:
         if name not in known and name != "none":
-            there = " ".join(f"'{each}'" for each in known)
+            there = ", ".join(f"'{each}'" for each in known)
             raise ValueError(f"baseline '{name}' is not known; there are: {there or 'none'}")
     return {name: each for name, each in known.items() if not only or name in only}

@@ -8,18 +8,22 @@ from pathlib import Path
 
 TEMPLATE = Path(__file__).parent / "op_template.py"
 _NAME = "my_op"  # what the template calls itself
+_NEXT = (
+    ("check", " --mutate"), ("probe", ""), ("isa", ""), ("trace", " --out trace.json"),
+    ("tune", " --compile-only"),
+)  # fmt: skip
 
 
 def run(name: str, folder: str) -> int:
     """Write the op and print what to do with it; 2, with a sentence on stderr, if that fails."""
     try:
         path = write(name, folder)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         print(f"sundog new op: {error}", file=sys.stderr)
         return 2
     print(f"{path} sums a tensor over all ranks. Change it to what you need, then run")
-    for command in ("check", "probe", "isa"):
-        print(f"  sundog {command} {path}")
+    for command, options in _NEXT:
+        print(f"  sundog {command} {path}{options}")
     return 0
 
 
@@ -38,4 +42,6 @@ def write(name: str, folder: str) -> Path:
             file.write(TEMPLATE.read_text().replace(_NAME, name))
     except FileExistsError:
         raise ValueError(f"{path} exists; choose another name, or remove it first") from None
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written to: {error.strerror}") from None
     return path

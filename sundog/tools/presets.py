@@ -56,7 +56,8 @@ _PUBLISHED_MODEL = "llama3-70b"
 def suite(name: str, size: int) -> list[SuitePart]:
     """Return the parts of a suite for a number of ranks."""
     if name not in SUITES:
-        raise ValueError(f"suite {name!r} is not known; there are: {', '.join(SUITES)}")
+        problem = f"suite {name!r} is not known" if name else "the name of the suite is missing"
+        raise ValueError(f"{problem}; there are: {', '.join(SUITES)}")
     parts = []
     for op in ("all_gather", "all_reduce", "reduce_scatter", "all_to_all"):
         per_rank = size if op in _SPLIT else 1

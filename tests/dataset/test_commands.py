@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def run(*arguments: str) -> Result:
 def test_help_has_an_example_and_bad_usage_is_2(command: str, tmp_path: Path) -> None:
     shown = run(command, "--help")
     assert shown.exit_code == 0
+    assert "Exit status: 0" in shown.output
     assert f"Example: sundog data {command} runs/matmul" in shown.output
     assert run(command).exit_code == 2
     assert run(command, "--nonsense").exit_code == 2
@@ -166,3 +168,13 @@ def test_graph_with_a_loop_is_drawn(tmp_path: Path) -> None:
     assert layers(loop) == {0: 0, 1: 1, 2: 2, 3: 3}
     draw_graph(loop, "loop", str(tmp_path / "loop.png"))
     assert (tmp_path / "loop.png").exists()
+
+
+@pytest.mark.parametrize("command", ["info", "validate", "join", "export", "show"])
+def test_without_pandas_a_sentence_says_what_to_install(
+    command: str, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    done = run(command, base)
+    assert done.exit_code == 2
+    assert "needs pandas: pip install 'sundog[data]'" in done.output

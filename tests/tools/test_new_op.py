@@ -31,7 +31,8 @@ def test_every_command_passes_on_a_new_op(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     code, text = sundog_command("new", "op", "row_sum")
     assert code == 0, text
-    assert "sundog check row_sum.py" in text
+    for command in COMMANDS:
+        assert f"sundog {command} row_sum.py" in text
     for command, options in COMMANDS.items():
         code, text = sundog_command(command, "row_sum.py", *options)
         assert code == 0, f"{command}: {text}"
@@ -63,6 +64,12 @@ def test_a_file_is_never_overwritten(tmp_path: Path):
     assert code == 2
     assert "row_sum.py exists" in text
     assert (tmp_path / "row_sum.py").read_text() == "mine\n"
+
+
+def test_a_folder_that_cannot_be_written_is_named():
+    code, text = sundog_command("new", "op", "row_sum", "--dir", "/proc")
+    assert (code, text.count("Errno")) == (2, 0)
+    assert "/proc cannot be written to: " in text
 
 
 def test_version():

@@ -64,12 +64,18 @@ class Report:
         self.notes += [note for note in other.notes if note not in self.notes]
 
     def __str__(self) -> str:
-        head = f"{len(self.findings) or 'no'} findings in {self.schedules} schedules"
+        head = (
+            f"{_counted(len(self.findings), 'finding')} in {_counted(self.schedules, 'schedule')}"
+        )
         notes = [f"note: {note}" for note in self.notes]
         if self.remarks:
-            notes.append(f"{len(self.remarks)} remarks, which are errors with --strict:")
+            notes.append(f"{_counted(len(self.remarks), 'remark')}; --strict makes remarks errors:")
         parts = [head, *map(str, self.findings), *notes, *map(str, self.remarks)]
         return "\n\n".join(parts)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"
 
 
 def _add(findings: list[Finding], new: list[Finding]) -> None:

@@ -58,7 +58,7 @@ def run(options: PredictOptions) -> int:
     if options.sms < 0:
         raise ValueError(f"--sms must be at least 0 (all that a rank can have), got {options.sms}")
     if not options.machine:
-        raise ValueError(f"--machine: say which, of {', '.join(known())}, or a file.json")
+        raise ValueError(f"--machine is missing: give one of {', '.join(known())}, or a file.json")
     if options.is_simulated:
         report(_simulation(options))
         return FINE
@@ -225,7 +225,7 @@ def usual_axis(first: Any) -> str:
     for name, values in usual.items():
         if hasattr(first, name):
             return f"{name}={values}"
-    raise ValueError(f"--axis: say which field of {first} to change, and to what")
+    raise ValueError(f"--axis is missing: give a field of {first} and its values")
 
 
 def points(asked: Asked, hardware: Hardware) -> list[Point]:

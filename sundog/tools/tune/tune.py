@@ -153,7 +153,7 @@ def tune(
 
 def default_log(op: str) -> str:
     """Return the default name of an op's dataset."""
-    return f"tune-{op.rpartition('/')[2]}"
+    return f"tune-{op.rpartition('/')[2].removesuffix('.py')}"
 
 
 def _check(budget: int, search: str, log: str, targets: Sequence[str]) -> None:

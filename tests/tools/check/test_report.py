@@ -161,3 +161,11 @@ def test_a_host_that_refuses_few_resident_programs_is_no_finding():
     report = check(kernels.four_at_once, 1, schedules=12)
     assert not report.findings, report
     assert "not run with 1 resident: 4 programs on 1 SMs could wait for ever" in report.notes
+
+
+@pytest.mark.parametrize(
+    ("report", "head"),
+    [(Report(schedules=1), "no findings in 1 schedule"), (Report(), "no findings in no schedules")],
+)
+def test_the_head_of_a_report_counts_in_words(report, head):
+    assert str(report) == head

@@ -103,7 +103,7 @@ def test_a_late_rank_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 FP8 = "numel=64,dtype=float8_e4m3fn"
 WRONG = [
-    (PredictOptions("all_reduce", "", SIZES), "--machine: say which, of h100x8"),
+    (PredictOptions("all_reduce", "", SIZES), "--machine is missing: give one of h100x8"),
     (PredictOptions("all_reduce", "h300", SIZES), "machine 'h300' is not known"),
     (PredictOptions("all_reduce", "h200x8", "numel"), "--axis 'numel': expected NAME="),
     (PredictOptions("all_reduce", "h200x8", "numel=9..3"), "the smaller one first"),

@@ -19,11 +19,17 @@ from typer.testing import CliRunner
 from sundog.cli import app
 from sundog.target import has_gpu
 from sundog.tools._console import progress
+from sundog.tools.tune.tune import default_log
 
 pytestmark = pytest.mark.sim_only
 OP = "tools.tune.toy_op"
 WORDS = ["--world", "2", "--compile-only", "--target", "sm_90", "--search", "exhaustive"]
 WORDS += ["--log", "log"]
+
+
+@pytest.mark.parametrize("op", ["row_sum", "row_sum.py", "my/ops/row_sum.py"])
+def test_the_dataset_is_named_after_the_op(op: str) -> None:
+    assert default_log(op) == "tune-row_sum"
 
 
 def statuses(path: Path) -> list[str]:
