@@ -1,14 +1,14 @@
 """# 1. Store to a peer
 
 A Triton kernel that runs on one GPU reads and writes that GPU's memory. With symmetric memory it
-can also write the memory of another GPU, by an ordinary store to an ordinary pointer. This
-tutorial does just that: every rank stores its tensor into the memory of its right neighbour.
+can also write the memory of another GPU, with an ordinary store to an ordinary pointer. In this
+tutorial every rank stores its tensor into the memory of its right neighbour.
 
 You learn
 
 - what a *rank*, a *world* and a *symmetric tensor* are;
 - how a kernel turns a pointer into the same pointer on a peer;
-- why somebody must wait before the data is read.
+- why a rank must wait before it reads the data.
 
 Nothing here needs a GPU. Run it with
 
@@ -30,8 +30,8 @@ from sundog.device import context, memory
 # ## Ranks and worlds
 #
 # A multi-GPU program is one function that runs once per GPU. Each running copy is a **rank**. The
-# function receives a **world**: it knows its own rank (`world.rank`), how many ranks there are
-# (`world.size`), and it allocates memory that the other ranks can reach.
+# function receives a **world**, which has its rank (`world.rank`) and the number of ranks
+# (`world.size`), and which allocates memory that the other ranks can reach.
 #
 # ## The kernel
 #
@@ -58,12 +58,12 @@ def store_kernel(x, inbox, ctx, n, BLOCK: tl.constexpr):
 # %%
 # ## The rank's function
 #
-# `world.empty` allocates a symmetric tensor. It does not talk to the other ranks: ranks that make
-# the same allocations get the same offsets. But a peer's memory may be touched only once that
-# peer has allocated it, so there is a `world.barrier()` before the launch.
+# `world.empty` allocates a symmetric tensor. It does not communicate: ranks that make the same
+# allocations get the same offsets. But a kernel may touch a peer's memory only after that peer has
+# allocated it, so there is a `world.barrier()` before the launch.
 #
 # The second barrier is the point of this tutorial. The kernel of the *left* neighbour writes my
-# `inbox`. I know that my own kernel has finished; I do not know that my neighbour's has.
+# `inbox`. I know when my own kernel has finished, but not when my neighbour's has.
 # `world.barrier()` waits for the kernels that this rank launched, and then for all other ranks.
 # After it, every inbox is complete.
 
@@ -82,8 +82,8 @@ def main(world: sundog.World, n: int = 1000) -> torch.Tensor:
     # %%
     # ## Comparison with torch
     #
-    # `world.exchange` collects one Python object from each rank on the host. We use it to build
-    # what the inbox should hold: row r of the rolled stack is the tensor of rank r - 1.
+    # `world.exchange` collects one Python object from each rank on the host. From these we build
+    # the expected inbox: row r of the rolled stack is the tensor of rank r - 1.
 
     everyone = torch.stack(world.exchange(x.cpu()))
     expected = torch.roll(everyone, 1, dims=0)[world.rank]

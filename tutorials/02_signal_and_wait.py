@@ -1,12 +1,12 @@
 """# 2. Signal and wait
 
-In the first tutorial the host made the ranks wait for each other. That costs tens of microseconds
-and stops everything. A kernel can do better: the sender sets a **flag** in the receiver's memory,
+In the first tutorial the hosts made the ranks wait for each other. That costs tens of microseconds
+and stops all kernels. A kernel can do better: the sender sets a **flag** in the receiver's memory,
 and the receiver waits for that flag *inside* its kernel.
 
 You learn
 
-- how to send a tile and then a signal, in this order;
+- how to send a tile and then a signal, so that the tile arrives first;
 - how to wait for a signal, and what the wait guarantees;
 - why every wait in sundog ends.
 
@@ -30,12 +30,12 @@ from sundog.device import context, memory, signal
 # A tile store is made by all the warps of a program. A flag is set by one thread. Neither the
 # compiler nor the GPU promises that the tile arrives before the flag. `signal.signal` does:
 #
-# 1. a barrier inside the program, so that the stores of *all* warps come before
-# 2. an atomic with `release` semantics at system scope, so that *another GPU* that sees the flag
-#    also sees the stores.
+# 1. It runs a barrier inside the program, so that the stores of *all* warps come before the flag.
+# 2. It sets the flag by an atomic with `release` semantics at system scope, so that *another GPU*
+#    that sees the flag also sees the stores.
 #
-# `signal.wait` is the other half: an atomic with `acquire` semantics in a loop. What the sender
-# did before its signal is visible to everything after the wait. [The memory
+# `signal.wait` is the other half: a loop around an atomic with `acquire` semantics. Everything that
+# the sender did before its signal is visible after the wait. [The memory
 # model](../memory_model.md) states these rules in full, and the checker enforces them.
 #
 # ## The kernel
@@ -68,10 +68,10 @@ def send_kernel(x, inbox, out, flag, ctx, n, BLOCK: tl.constexpr):
 # ## Every wait ends
 #
 # If the left neighbour never signals, this kernel does not hang. A wait polls a bounded number of
-# times (`SUNDOG_TIMEOUT`, 60 seconds by default). Then the kernel leaves a record, and the next
-# call on the host raises `WaitTimeout` with the flag, the expected value, the value seen, and the
-# rank that owes the signal. On the simulator nothing is timed: when no program can run any more,
-# you get a `Deadlock` with a report of who waits for whom.
+# times (`SUNDOG_TIMEOUT`, 60 seconds by default). If it expires, the kernel leaves a record, and
+# the next call on the host raises `WaitTimeout` with the flag, the expected value, the value seen,
+# and the rank that owes the signal. On the simulator nothing is timed: when no program can run any
+# more, you get a `Deadlock` with a report of who waits for whom.
 
 
 def main(world: sundog.World, n: int = 1000) -> torch.Tensor:

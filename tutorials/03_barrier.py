@@ -1,12 +1,12 @@
 """# 3. A barrier, and flags that are never reset
 
-A kernel runs more than once. If its flags had to be reset between calls, the host would have to
-wait for all ranks, reset, and wait again. sundog never resets a flag. A flag holds an **epoch**: a
-number that only grows. Call 1 waits for 1, call 2 waits for 2.
+A kernel runs more than once. To reset its flags between calls, the host would have to wait for all
+ranks, reset the flags, and wait again. sundog never resets a flag. A flag holds an **epoch**, a
+number that only grows: call 1 waits for 1, call 2 waits for 2.
 
 You learn
 
-- how epochs make a kernel repeatable, with no work on the host;
+- how epochs make a kernel repeatable without work on the host;
 - how a barrier of all ranks is built from signals and waits;
 - why a buffer that is used again needs synchronisation at both ends.
 
@@ -27,8 +27,8 @@ from sundog.device import context, memory, signal
 # %%
 # ## A barrier by hand
 #
-# A barrier of ranks is one signal to every rank and one wait for every rank. `flags` has one word
-# per rank; word r is set by rank r. All of them are compared with the same epoch.
+# In a barrier, each rank sends one signal to every rank and waits for one signal from every rank.
+# `flags` has one word per rank; rank r sets word r. All words are compared with the same epoch.
 
 
 @triton.jit
@@ -45,19 +45,19 @@ def barrier_by_hand(flags, epoch, ctx):
 
 # %%
 # `signal.barrier_ranks` does the same with one tensor atomic instead of a loop, one lane per
-# peer. On an H200 it was 3.6 times as fast as the loop. Use it; the version above is for reading.
+# peer. On an H200 it was 3.6 times as fast as the loop. Use it; the loop above only shows the idea.
 #
 # ## The kernel
 #
 # Each rank writes its value into its slot on every rank, and then adds up the slots: a small
-# all-reduce. The epoch is stored in device memory, and the kernel itself advances it. Nothing is
-# passed from the host, so the same launch can be repeated, or captured in a CUDA graph.
+# all-reduce. The epoch is stored in device memory, and the kernel itself advances it. The host
+# passes no number, so the same launch can be repeated, or captured in a CUDA graph.
 #
 # There are two barriers, and both are needed:
 #
-# - the second one makes all values arrive before they are read;
-# - the first one makes sure that every rank has *finished reading* the previous call's values
-#   before anybody overwrites them.
+# - after the second one, all values have arrived and may be read;
+# - after the first one, every rank has *finished reading* the previous call's values, which may
+#   then be overwritten.
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def sum_kernel(x, slots, out, flags, epochs, ctx, n, BLOCK: tl.constexpr, LANES:
     tile = tl.load(x + offsets, mask=mask)
     for peer in range(size):
         memory.store(slots + rank * n + offsets, tile, peer, ctx, mask=mask)
-    # Everybody's stores come before the loads below. These flags are another row.
+    # All ranks' stores come before the loads below. This barrier has a row of flags of its own.
     signal.barrier_ranks(flags + size, epoch, ctx, LANES)
 
     total = tl.zeros((BLOCK,), tl.float32)
@@ -108,8 +108,8 @@ def main(world: sundog.World, n: int = 500, calls: int = 3) -> torch.Tensor:
     # %%
     # ## Comparison with torch
     #
-    # Floating-point addition is not associative, so "the sum" has as many answers as there are
-    # orders. The kernel adds in rank order, and so does Python's `sum`: the bits are equal.
+    # Floating-point addition is not associative, so the bits of a sum depend on the order. The
+    # kernel adds in rank order, and so does Python's `sum`: the bits are equal.
 
     everyone = world.exchange(x.cpu())
     expected = sum(everyone, torch.zeros(calls, n))
@@ -128,11 +128,11 @@ def main(world: sundog.World, n: int = 500, calls: int = 3) -> torch.Tensor:
 # sundog check tutorials/03_barrier.py --world 3 --schedules 20
 # ```
 #
-# With `--mutate` the checker does this for you: it removes or weakens every synchronisation that
-# the kernel uses, one at a time, and reports those that nobody would miss. Here it reports one:
-# the barrier between warps inside `signal.signal`. Nothing in this kernel comes before the first
-# barrier of ranks, so there is nothing to publish. `signal.signal` has that barrier for all the
-# kernels where something does.
+# With `--mutate` the checker does this for you. It removes or weakens every synchronisation of the
+# kernel, one at a time, and lists those whose loss changes nothing. Here it lists one: the barrier
+# between warps inside `signal.signal`. This kernel stores nothing before its first barrier of
+# ranks, so that barrier has nothing to publish. `signal.signal` needs it in kernels that store
+# first.
 
 if __name__ == "__main__":
     sundog.run(main, world_size=4)

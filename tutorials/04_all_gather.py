@@ -6,7 +6,7 @@ it with `torch.cat` and with `world.all_gather`.
 
 You learn
 
-- how several programs share the work, each with flags of its own;
+- how several programs share the work, each with its own flags;
 - why ranks should start with different peers;
 - how to call the collective that sundog ships.
 
@@ -29,10 +29,10 @@ from sundog.device import context, memory, signal
 #
 # A fixed number of programs walks over the tiles. Program p of every rank handles the same tiles,
 # so program p needs to wait only for program p of the other ranks. It therefore gets its own row
-# of flags and its own epoch. Nobody waits for a slow program that does unrelated work.
+# of flags and its own epoch. No program waits for a slow program that does unrelated work.
 #
-# The inner loop begins with the rank itself and goes round. In each step every rank writes to a
-# *different* peer, so no link carries the traffic of all ranks at once.
+# The inner loop starts with the rank itself and goes round the ranks. In each step every rank
+# writes to a *different* peer, so no link carries the traffic of all ranks at once.
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def gather_kernel(x, out, ready, arrived, epochs, ctx, n, BLOCK: tl.constexpr, L
     size = tl.load(ctx + context.SIZE)
     epoch = tl.load(epochs + program) + 1
 
-    # My output may be overwritten: what read it last came before this kernel on my stream. Peers
+    # My output may be overwritten: its last reader came before this kernel on my stream. Peers
     # store into it only after this barrier.
     signal.barrier_ranks(ready + program * size, epoch, ctx, LANES)
     for start in range(program * BLOCK, n, tl.num_programs(0) * BLOCK):
@@ -62,8 +62,8 @@ def gather_kernel(x, out, ready, arrived, epochs, ctx, n, BLOCK: tl.constexpr, L
 # ## How many programs?
 #
 # All programs that wait for each other must run at the same time. A GPU starts a program when
-# there is room on an SM; if the running ones wait for one that has not started, nothing moves. At
-# most one program per SM (`world.num_sms`) is always safe. On the `virtual` backend sundog
+# there is room on an SM. If the running programs wait for one that has not started, they wait for
+# ever. One program per SM (`world.num_sms`) is always safe. On the `virtual` backend sundog
 # refuses a launch that cannot be resident, with the numbers, instead of letting it hang.
 
 
@@ -76,7 +76,7 @@ def main(world: sundog.World, n: int = 5000, programs: int = 4) -> torch.Tensor:
     epochs = world.signals(programs, "epochs")
     world.barrier()  # every rank has its output, and flags that are zero
 
-    for _ in range(2):  # twice, since the second call is the one that finds a missing flag
+    for _ in range(2):  # twice, since only the second call shows that a flag is missing
         gather_kernel[(programs,)](
             x,
             out,
@@ -90,11 +90,10 @@ def main(world: sundog.World, n: int = 5000, programs: int = 4) -> torch.Tensor:
         )
 
     # %%
-    # ## Comparison with torch, and with sundog's own
+    # ## Comparison with torch and with `world.all_gather`
     #
-    # `world.all_gather` has the semantics of `torch.distributed.all_gather_into_tensor`. It takes
-    # any tensor, chooses an algorithm and a config, and can be captured in a CUDA
-    # graph.
+    # `world.all_gather` has the semantics of `torch.distributed.all_gather_into_tensor`. It accepts
+    # any tensor, chooses an algorithm and a config, and can be captured in a CUDA graph.
 
     expected = torch.cat(world.exchange(x.cpu()))
     assert torch.equal(out.cpu(), expected), f"rank {world.rank}: our all-gather is wrong"

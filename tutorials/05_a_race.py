@@ -1,8 +1,8 @@
 """# 5. A race, its report and its repair
 
 The most common bug in kernels that signal is a missing barrier between a tile store and the flag.
-The kernel gives right results in every test on a laptop and in most runs on a GPU. This tutorial
-writes that bug, reads the checker's report, and repairs the kernel.
+Such a kernel gives correct results in every test on a laptop and in most runs on a GPU. In this
+tutorial you write that bug, read the checker's report, and repair the kernel.
 
 You learn
 
@@ -30,10 +30,10 @@ from sundog.testing import check
 # %%
 # ## The kernel with the bug
 #
-# It looks careful: the flag is set by an atomic with `release` semantics, at system scope. But a
-# release orders the earlier accesses of *the thread that makes it*, and a scalar atomic is made
-# by one thread. The tile was stored by all threads of the program. The compiler puts no barrier
-# between the two, for NVIDIA or for AMD. `REPAIRED` adds it.
+# The kernel looks correct: it sets the flag by an atomic with `release` semantics at system scope.
+# But a release orders only the earlier accesses of *the thread that makes it*, and a scalar atomic
+# is made by one thread, while all threads of the program stored the tile. The compiler puts no
+# barrier between the two, neither for NVIDIA nor for AMD. `REPAIRED` adds one.
 
 
 @triton.jit
@@ -73,9 +73,9 @@ def program(repaired: bool) -> Callable[[sundog.World], torch.Tensor]:
 # ## The report
 #
 # `sundog.testing.check` runs the function under many schedules and raises `AssertionError` with a
-# report. It does not look at values. It follows every access of every program with vector clocks
-# and asks whether the memory model orders the two accesses to each byte. So the bug shows in the
-# first schedule, although all values are right.
+# report. It does not look at values. It tracks every access of every program with vector clocks,
+# and checks whether the memory model orders each pair of accesses to the same byte. So the bug
+# shows in the first schedule, although all values are correct.
 
 
 def report_of_the_bug() -> str:
@@ -87,17 +87,17 @@ def report_of_the_bug() -> str:
 
 
 # %%
-# The report is at the end of this page, where the output of the program is.
+# The report is in the output of the program, at the end of this page.
 #
-# A finding names both accesses with rank, program, source line, allocation and index range; the
-# rule that was broken; why nothing orders the two; and what to do. The token in its last line
-# replays exactly this schedule: `sundog check FILE --schedule random:0`.
+# A finding describes both accesses (rank, program, source line, allocation and index range), names
+# the rule that was broken, and says why nothing orders the two and what to do. The token in its
+# last line replays exactly this schedule: `sundog check FILE --schedule random:0`.
 #
 # ## The repair
 #
-# One `tl.debug_barrier()` before the release. Or, better, call `signal.signal`, which has it.
-# Prefer the primitives of `sundog.device.signal` to atomics of your own: each of them states what
-# it orders.
+# Put one `tl.debug_barrier()` before the release, or better, call `signal.signal`, which includes
+# it. Prefer the primitives of `sundog.device.signal` to your own atomics: each primitive documents
+# what it orders.
 
 
 def main(world: sundog.World) -> torch.Tensor:
@@ -114,12 +114,12 @@ if __name__ == "__main__":
     print("4 ranks: the repaired kernel agrees with torch")
 
 # %%
-# ## A clean check is not the end
+# ## Test the check
 #
 # ```
 # sundog check tutorials/05_a_race.py --world 3 --mutate
 # ```
 #
 # removes or weakens every synchronisation of the *repaired* kernel, one at a time, and expects
-# the checker to object to each mutant. A mutant that survives is either a synchronisation that
-# you do not need or a case that your test does not reach.
+# the checker to report each mutant. A mutant that survives is either a synchronisation that you do
+# not need or a case that your test does not reach.

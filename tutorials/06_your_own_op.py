@@ -35,9 +35,9 @@ from sundog.ops.op import Cost, Plan, agree
 # %%
 # ## Problem and Config
 #
-# The **problem** is what is asked. The **config** is how it is done: changing it must not change
-# the result. Both are frozen dataclasses, so they can be compared, hashed, and written on the
-# command line: `--problem numel=65536,dtype=float32`. `size` is the number of ranks.
+# The **problem** says what to compute. The **config** says how: it must not change the result.
+# Both are frozen dataclasses, so they can be compared, hashed, and written on the command line:
+# `--problem numel=65536,dtype=float32`. `size` is the number of ranks.
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 # %%
 # ## What it costs at least
 #
-# `bench` divides these by the measured rates of the GPU: the result is the limit, and an op that
+# `bench` divides these by the measured rates of the GPU. The result is the limit: an op that
 # reaches 1.00 of it cannot be faster.
 
 
@@ -89,11 +89,12 @@ def cost(problem: Problem) -> Cost:
 
 
 # %%
-# ## What to run, and the right answer
+# ## Test cases and the expected result
 #
 # `cases` are small problems for `check` and `probe`; one of them should have an odd size.
-# `inputs` makes one rank's tensors. `reference` is the answer by torch, from the inputs of *all*
-# ranks. Small whole numbers make float arithmetic exact, so every comparison is bit by bit.
+# `inputs` makes one rank's tensors. `reference` computes the expected result with torch, from the
+# inputs of *all* ranks. Small whole numbers make float arithmetic exact, so every comparison is
+# bit by bit.
 
 
 def cases(size: int) -> list[Problem]:
@@ -119,8 +120,8 @@ def reference(problem: Problem, rank: int, x: list[torch.Tensor]) -> torch.Tenso
 # ranks.
 #
 # With `TRACE`, signals and waits record when they ran. `trace.begin` and `trace.end` record
-# anything else, here the time spent fetching. With `TRACE=0`, which is the rule, nothing of a
-# trace point is compiled.
+# anything else, here the time spent fetching. With `TRACE=0`, the usual case, trace points compile
+# to nothing.
 
 
 @triton.jit
@@ -217,11 +218,11 @@ if __name__ == "__main__":
 # sundog bench tutorials/06_your_own_op.py
 # ```
 #
-# - `check` finds nothing, and catches every weakened version of the kernel.
-# - `probe` says `CAPTURABLE`: replays of a captured graph see new data and stay right in six
+# - `check` finds nothing, and reports every weakened version of the kernel.
+# - `probe` reports `CAPTURABLE`: replays of a captured graph use new data and are correct in six
 #   situations.
 # - `isa` shows loads and stores of 16 bytes and no spills, for GPUs that you do not have.
 # - `trace` shows which rank waited for which; open the file in ui.perfetto.dev.
 # - `tune --compile-only` records what the compilers make of each config. On a GPU, without that
 #   option, it finds the fastest one.
-# - `bench` needs a GPU. It measures the time, and what part of the limit that is.
+# - `bench` needs a GPU. It measures the time and compares it with the limit.

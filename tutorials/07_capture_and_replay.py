@@ -31,9 +31,9 @@ from sundog.device import context, signal
 # launches exactly these again. *Memory* is not frozen: a kernel that reads a tensor reads what
 # the tensor holds at the time of the replay.
 #
-# So everything that changes from call to call must be in memory. The epoch of a flag is the
-# number that people get wrong. Here `epoch` comes either from device memory, which is right, or
-# from the host, as an argument.
+# So everything that changes from call to call must be in memory. The usual mistake is the epoch of
+# a flag. Here `epoch` comes either from device memory, which is correct, or from the host as an
+# argument, which is not.
 
 
 @triton.jit
@@ -69,8 +69,8 @@ def frozen_kernel(x, inbox, out, ready, done, epoch, ctx, n, BLOCK: tl.constexpr
 # %%
 # ## Two versions
 #
-# Both classes allocate in the constructor and only launch when they are called. Called without a
-# graph, both are right.
+# Both classes allocate in the constructor and only launch when they are called. Without a graph
+# both are correct.
 
 
 class Shift:
@@ -135,7 +135,7 @@ def main(world: sundog.World, n: int = 200, replays: int = 5) -> torch.Tensor:
 #
 # `sundog.probe` captures a function and replays it in six situations: many replays in a row, two
 # graphs in changing order, eager calls in between, a second stream, memory that others used, and
-# late ranks. It needs a function that makes inputs and one that gives the right answer.
+# late ranks. It needs a function that makes inputs and one that computes the expected result.
 
 
 def make_inputs(world: sundog.World, seed: int) -> tuple[torch.Tensor]:
@@ -170,7 +170,7 @@ if __name__ == "__main__":
     print("epoch from the host:   ", verdict(FrozenShift))
 
 # %%
-# The frozen version is `WRONG`. Its first replay waits for an epoch that the flags have reached
-# already, so it waits for nobody and reads what happens to be in the inbox. [Graph
-# capture](../capture.md) shows the other three ways in which captures go wrong: the host takes
-# part, a replay does not see new data, a wait that nobody answers.
+# The frozen version is `WRONG`. The flags have already reached the epoch of its first replay, so
+# this replay waits for nothing and reads whatever is in the inbox. [Graph capture](../capture.md)
+# shows the other three ways in which a capture fails: the host takes part, a replay does not see
+# new data, or nobody answers a wait.

@@ -8,7 +8,7 @@ block of A as soon as that block is there.
 You learn
 
 - how to hide communication inside the main loop of a GEMM;
-- how to wait for one peer at a time, beginning with the data that is already here;
+- how to wait for one peer at a time, starting with this rank's own data;
 - how to call the fused op that sundog ships.
 
 ```
@@ -40,8 +40,8 @@ from sundog.device import context, memory, signal
 # in a different order, so ranks may differ in the last bits. (With `order = range(size)` they would
 # not.)
 #
-# A program must not touch a peer's A before the peer says so, and the peer must not change its A
-# before everybody has read it. Again: *ready* before, *done* after.
+# A program must not touch a peer's A before the peer has signalled *ready*, and the peer must not
+# change its A before all ranks have signalled *done*.
 
 
 @triton.jit
@@ -112,9 +112,9 @@ def fused(world: sundog.World, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor
 # ## Comparison with torch
 #
 # Small whole numbers make every product and sum exact, so the fused result must equal torch's bit
-# by bit, in any order of the sum. `world.all_gather_matmul` must as well. Its algorithms gather
-# first, fetch into a buffer while multiplying, or read from the peers directly. It has TMA where
-# the GPU does, bias and activation, and picks the fastest by what was measured.
+# by bit, in any order of the sum, and so must `world.all_gather_matmul`. Its algorithms gather
+# first, fetch into a buffer while multiplying, or read from the peers directly. It uses TMA if the
+# GPU has it, supports bias and activation, and picks the fastest algorithm from measurements.
 
 
 def main(world: sundog.World, m: int = 60, n: int = 90, k_part: int = 48) -> torch.Tensor:
@@ -137,7 +137,7 @@ def main(world: sundog.World, m: int = 60, n: int = 90, k_part: int = 48) -> tor
 
 
 # %%
-# [GEMM + communication](../fused.md) compares the algorithms and says which wins where.
+# [GEMM + communication](../fused.md) compares the algorithms and says when to use each.
 
 if __name__ == "__main__":
     sundog.run(main, world_size=4)

@@ -8,7 +8,7 @@ You learn
 
 - how to split linear layers with `ColumnParallelLinear` and `RowParallelLinear`;
 - that one call, `world.all_reduce(x)`, serves inference, training and compiled code;
-- whose loss a gradient belongs to.
+- which loss the gradients belong to.
 
 ```
 python tutorials/10_inside_torch.py
@@ -51,10 +51,11 @@ def whole_model(device: torch.device) -> MLP:
 # %%
 # ## Split it
 #
-# Each rank has some of the hidden features. `gate` and `up` keep some of the outputs: rows of
-# their weights. `down` keeps the inputs that belong to them: columns. Between the layers every
-# rank has its own part of the tokens, so `gate` and `up` are an `all_gather_matmul` and `down` is
-# a `matmul_reduce_scatter`: products that start while other ranks' tokens are under way.
+# Each rank has some of the hidden features: the matching rows of the weights of `gate` and `up`,
+# and the matching columns of `down`. Between the layers every rank has its own part of the tokens.
+# So
+# `gate` and `up` are an `all_gather_matmul` and `down` is a `matmul_reduce_scatter`: products that
+# start while other ranks' tokens are still on their way.
 
 
 def split_model(whole: MLP, world: sundog.World) -> MLP:
@@ -71,9 +72,9 @@ def split_model(whole: MLP, world: sundog.World) -> MLP:
 # %%
 # ## Train it
 #
-# The loss of the job is the sum of all ranks' losses, and formulas are made for that sum. So each
-# rank calls `backward` on the loss of its own tokens, and its weights get the gradient of the
-# whole. Every rank takes part in every backward: a gradient travels through the same collectives.
+# Gradients are those of the sum of all ranks' losses. So each rank calls `backward` on the loss of
+# its own tokens, and its weights get the gradient of the whole loss. Every rank must take part in
+# every backward, because gradients travel through the same collectives.
 #
 # `torch.compile(..., fullgraph=True)` accepts the same model. An op is a node of the graph, which
 # finds its world by name.
