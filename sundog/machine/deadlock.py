@@ -127,11 +127,8 @@ def _expected(program: Program) -> str:
 def _describe(wait: Wait) -> list[str]:
     flags = ", ".join(f"{f} = {v}" for f, v in zip(wait.flags[:4], wait.seen[:4], strict=True))
     more = f" and {len(wait.flags) - 4} more" if len(wait.flags) > 4 else ""
-    where = (
-        "in its own memory"
-        if set(wait.owners) == {wait.rank}
-        else f"in the memory of rank {wait.owners}"
-    )
+    own = set(wait.owners) == {wait.rank}
+    where = "in its own memory" if own else f"in the memory of rank {wait.owners}"
     lines = [f"  rank {wait.rank} program {wait.program} of {wait.kernel} waits for {flags}{more}"]
     owed = f"; rank {wait.owes} owes the signal" if wait.owes is not None else ""
     lines.append(f"    ({where}); it goes on waiting while the value is {wait.expected}{owed}")

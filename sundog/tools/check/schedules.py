@@ -64,9 +64,8 @@ class Report:
         self.notes += [note for note in other.notes if note not in self.notes]
 
     def __str__(self) -> str:
-        head = (
-            f"{_counted(len(self.findings), 'finding')} in {_counted(self.schedules, 'schedule')}"
-        )
+        found = _counted(len(self.findings), "finding")
+        head = f"{found} in {_counted(self.schedules, 'schedule')}"
         notes = [f"note: {note}" for note in self.notes]
         if self.remarks:
             notes.append(f"{_counted(len(self.remarks), 'remark')}; --strict makes remarks errors:")
