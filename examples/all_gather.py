@@ -1,6 +1,6 @@
-"""All-gather and sum in one kernel: store my tensor to every rank, a barrier of all ranks, add up.
+"""All-gather and sum in one kernel: store a tensor to every rank, wait for all ranks, add up.
 
-The barrier stands between the peers' stores and my loads, inside the kernel.
+The barrier is inside the kernel, between the peers' stores and this rank's loads.
 
     python examples/all_gather.py
     torchrun --nproc-per-node 4 examples/all_gather.py
@@ -29,8 +29,8 @@ def gather_kernel(x, out, total, flags, epochs, ctx, n, BLOCK: tl.constexpr, LAN
     for step in range(size):
         peer = (rank + step) % size  # each rank starts with another peer
         memory.store(out + rank * n + at, tile, peer, ctx, mask=at < n)
-    # My tiles before the flags, and everybody's tiles before my loads below: after the barrier
-    # the columns of `out` that this program number writes are complete on this rank.
+    # Orders my tiles before the flags, and all ranks' tiles before my loads below. After it, the
+    # columns of `out` that programs with this number write are complete on this rank.
     signal.barrier_ranks(flags + program * size, epoch, ctx, LANES)
     sum_of_ranks = tl.zeros((BLOCK,), tl.float32)
     for peer in range(size):

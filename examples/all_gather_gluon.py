@@ -1,7 +1,8 @@
-"""One all-gather in two languages: Triton and Gluon, by one switch.
+"""One all-gather in two languages, Triton and Gluon; an argument selects one.
 
-The two kernels differ in two things: the module of their verbs (`memory` and `signal`, or `gluon`),
-and a Gluon tile says which thread holds what. On a simulated world both run on a CPU.
+The two kernels differ in two things: the module of their functions (`memory` and `signal`, or
+`gluon`), and the layout of a Gluon tile, which assigns elements to threads. On the simulator both
+run on a CPU.
 
     python examples/all_gather_gluon.py triton
     python examples/all_gather_gluon.py gluon
@@ -52,7 +53,7 @@ def in_gluon(
     gluon.barrier_ranks(flags + program * size, epoch, ctx, LANES)
 
 
-# Four floats, so 16 bytes, a thread.
+# Four floats per thread: 16 bytes.
 LAYOUT = gl.BlockedLayout([4], [THREADS], [4], [0])
 LANGUAGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "triton": (in_triton, {}),

@@ -22,10 +22,10 @@ from sundog.device import memory, signal
 def draw_kernel(counter, tickets, total, arrived, ctx, TICKETS: tl.constexpr):
     program = tl.program_id(0)
     at = tl.arange(0, TICKETS)
-    # One lane per ticket. Relaxed: a ticket is only a number, nothing is published with it.
+    # One lane per ticket. Relaxed is enough: a ticket is only a number and publishes nothing.
     drawn = memory.atomic_add(counter + at * 0, at * 0 + 1, 0, ctx, sem="relaxed")
     tl.store(tickets + program * TICKETS + at, drawn)
-    # The tickets of all programs of this rank before the sum below, which program 0 makes.
+    # Orders the tickets of all programs of this rank before program 0's sum below.
     signal.barrier_programs(arrived, ctx)
     if program == 0:
         everything = tl.full((), 0, tl.int64)

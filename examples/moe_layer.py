@@ -1,7 +1,7 @@
-"""A layer of experts: tokens to their experts' ranks, a grouped product there, and the sums back.
+"""A layer of experts: send tokens to their experts' ranks, multiply there, and return the sums.
 
-Each rank has two experts, each a matrix. The kernel between dispatch and combine is yours; this one
-multiplies the tokens of every expert and source rank, as many as the counts on the device say.
+Each rank has two experts, each a matrix. You write the kernel between dispatch and combine. This
+one multiplies the tokens of every expert and source rank; it reads their counts on the device.
 
     python examples/moe_layer.py
     torchrun --nproc-per-node 4 examples/moe_layer.py

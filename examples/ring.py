@@ -29,12 +29,12 @@ def ring_kernel(x, inbox, out, ready, done, epochs, ctx, n, BLOCK: tl.constexpr)
     at = program * BLOCK + tl.arange(0, BLOCK)
     # The right neighbour has read what it got with the last epoch: its inbox may be overwritten.
     signal.wait(done + program, right, epoch - 1, ctx)
-    # The tile before the flag: the right neighbour waits for it.
+    # Orders the tile before the flag, for which the right neighbour waits.
     signal.put_signal(inbox + at, x + at, ready + program, right, epoch, ctx, mask=at < n)
     # The left neighbour's tile is in my inbox.
     signal.wait(ready + program, left, epoch, ctx)
     tl.store(out + at, tl.load(inbox + at, mask=at < n), mask=at < n)
-    # My load before the left neighbour's next store.
+    # Orders my load before the left neighbour's next store.
     signal.signal(done + program, left, epoch, ctx)
     tl.store(epochs + program, epoch)  # read by the next launch on this stream
 

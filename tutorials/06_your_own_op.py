@@ -1,17 +1,17 @@
 """# 6. Your own op, through all commands
 
 The kernels so far were functions of a world. An **op** is more: a file with a few fixed names that
-say what is computed, how it may be done, what the right answer is, and how to launch it. With
-these names every command of sundog works on your file: `check`, `probe`, `isa`, `trace`, `bench`
+say what to compute, in which ways, what result to expect, and how to launch it. With these names
+every command of sundog works on your file: `check`, `probe`, `isa`, `trace`, `bench`
 and `tune`.
 
 This file is an op. It computes `out = x + left neighbour's x`.
 
 You learn
 
-- the ten names of an op, and who uses each;
+- the ten names of an op, and which command uses each;
 - what a plan is, and why calling it must only launch;
-- what each command says about your op.
+- what each command reports about your op.
 
 To start an op of your own, run `sundog new op NAME`: it writes a file like this one.
 

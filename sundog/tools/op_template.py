@@ -1,4 +1,4 @@
-"""my_op: every rank gets the sum of all ranks' tensors. Replace it by what your op does.
+"""my_op: every rank gets the sum of all ranks' tensors. Replace it with your own op.
 
 This file is an op. All commands work on it, because it has the names that they look for:
 
@@ -6,8 +6,8 @@ This file is an op. All commands work on it, because it has the names that they 
     sundog probe my_op.py                          can it be captured in a CUDA graph?
     sundog isa my_op.py                            what the compilers make of the kernel
     sundog trace my_op.py --out trace.json         who waited for whom
-    sundog tune my_op.py --compile-only            compile every config; without the flag: time them
-    sundog bench my_op.py                          time against the limit of the GPU
+    sundog tune my_op.py --compile-only            compile configs; without the flag, time them
+    sundog bench my_op.py                          its time and the limit of the GPU
 
 The names, top to bottom: Problem, Config, valid, space, default, cost, cases, inputs, reference,
 plan. Keep their signatures; change what is inside. Do not add a function called `main`, or
@@ -29,9 +29,9 @@ from sundog.ops.op import Cost, Plan, agree
 
 @dataclass(frozen=True)
 class Problem:
-    """What is asked. On the command line: --problem numel=1024,dtype=float32.
+    """What to compute. On the command line: --problem numel=1024,dtype=float32.
 
-    Every field is an int, a bool, a str or a torch.dtype. `size` must be there: it is the number of
+    Every field is an int, a bool, a str or a torch.dtype. `size` is required: it is the number of
     ranks, and the tools set it from --world.
     """
 
@@ -42,7 +42,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Config:
-    """How it is done: what a tuner may change without changing the result."""
+    """How to compute it: what a tuner may change without changing the result."""
 
     block: int = 2048  # elements of a tile
     programs: int = 4
@@ -69,7 +69,7 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem, num_sms: int) -> Config:
-    """Return the config to use before anybody has tuned.
+    """Return the config to use if the op was not tuned.
 
     Programs that wait for each other must run at the same time, so never use more than `num_sms`,
     the number of SMs that a rank has.
@@ -79,7 +79,7 @@ def default(problem: Problem, num_sms: int) -> Config:
 
 
 def cost(problem: Problem) -> Cost:
-    """Return what every rank must do at least. `bench` computes the limit from it."""
+    """Return the least work of every rank. `bench` computes the limit from it."""
     nbytes = problem.numel * problem.dtype.itemsize
     return Cost(
         flops=problem.numel * (problem.size - 1),
@@ -110,7 +110,7 @@ def inputs(world: sundog.World, problem: Problem, seed: int) -> tuple[torch.Tens
 
 
 def reference(problem: Problem, rank: int, x: list[torch.Tensor]) -> torch.Tensor:
-    """Return the right answer of `rank`, by torch. `x` holds the input of every rank.
+    """Return the expected result of `rank`, computed by torch. `x` has every rank's input.
 
     An op with two inputs takes two lists: reference(problem, rank, x, y).
     """
@@ -128,8 +128,8 @@ def _kernel(
     peers = ()  # where x is on every rank; found once, since it needs a load from the context
     for peer in tl.static_range(SIZE):
         peers = peers + (memory.translate(x, peer, ctx),)  # type: ignore
-    # Every rank has written its x: that came before this kernel on its stream. TRACE: record when
-    # it ran; nothing of that is compiled unless a trace is recorded.
+    # Every rank wrote its x before this kernel on its stream; peers may read it after this barrier.
+    # TRACE records when the barrier ran; it compiles to nothing unless a trace is recorded.
     signal.barrier_ranks(ready + program * SIZE, epoch, ctx, LANES, TRACE)
     for start in range(program * BLOCK, n, tl.num_programs(0) * BLOCK):
         offsets = start + tl.arange(0, BLOCK)

@@ -64,7 +64,7 @@ class Report:
         self.notes += [note for note in other.notes if note not in self.notes]
 
     def __str__(self) -> str:
-        found = _counted(len(self.findings), "finding")
+        found = _counted(len(self.findings), "finding") if self.findings else "no findings"
         head = f"{found} in {_counted(self.schedules, 'schedule')}"
         notes = [f"note: {note}" for note in self.notes]
         if self.remarks:
@@ -74,7 +74,7 @@ class Report:
 
 
 def _counted(count: int, what: str) -> str:
-    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _add(findings: list[Finding], new: list[Finding]) -> None:

@@ -165,7 +165,7 @@ def test_a_host_that_refuses_few_resident_programs_is_no_finding():
 
 @pytest.mark.parametrize(
     ("report", "head"),
-    [(Report(schedules=1), "no findings in 1 schedule"), (Report(), "no findings in no schedules")],
+    [(Report(schedules=1), "no findings in 1 schedule"), (Report(), "no findings in 0 schedules")],
 )
-def test_the_head_of_a_report_counts_in_words(report, head):
+def test_the_head_of_a_report_has_its_counts(report, head):
     assert str(report) == head
