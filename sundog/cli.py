@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -72,6 +73,8 @@ Preset = Annotated[str, typer.Option(help="shapes of a model and its ranks: llam
 Link = Annotated[str, typer.Option(help="pcie: peers' data in host memory, see docs/gpu.md")]
 Json = Annotated[str, typer.Option("--json", help="also write the result to this file, as JSON")]
 Html = Annotated[str, typer.Option(help="also write a page for a browser to this file")]
+# An option whose help explains what 0, its default, stands for.
+_with_zero = partial(typer.Option, show_default=False)
 Plot = Annotated[str, typer.Option(help="also draw the result into this file")]
 
 
@@ -92,31 +95,34 @@ def demo() -> None:
 def check(
     target: Target = "",
     world: Annotated[
-        int | None, typer.Option(help="number of ranks (default: 4, and 2 with --exhaustive)")
+        int | None, typer.Option(help="number of ranks (default: 4; 2 with --exhaustive)")
     ] = None,
     schedules: Annotated[int, typer.Option(help="number of interleavings to try")] = 50,
     seed: Annotated[int, typer.Option(help="seed of the first schedule")] = 0,
     schedule: Annotated[str, typer.Option(help="replay this schedule: a finding's token")] = "",
     sms: Annotated[
-        int, typer.Option(help="programs resident per rank (default: 16, and fewer in some runs)")
+        int,
+        _with_zero(help="programs resident per rank (default: 16, and fewer in some runs)"),
     ] = 0,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="run every inequivalent interleaving instead")
     ] = False,
-    seconds: Annotated[float, typer.Option(help="time for --exhaustive")] = 300.0,
+    seconds: Annotated[float, typer.Option(help="time limit of --exhaustive")] = 300.0,
     strict: Annotated[bool, typer.Option("--strict", help="count remarks as findings")] = False,
     torch: Annotated[
-        bool, typer.Option("--torch", help="main() is a program for torchrun and CUDA")
+        bool, typer.Option("--torch", help="main() was written for torchrun and CUDA")
     ] = False,
     mutate: Annotated[bool, typer.Option(help="weaken every synchronisation in turn")] = False,
-    corpus: Annotated[str, typer.Option(help="check this folder of known wrong kernels")] = "",
+    corpus: Annotated[
+        str, typer.Option(help="check this folder of deliberately wrong kernels")
+    ] = "",
     json: Json = "",
     html: Html = "",
 ) -> None:
     """Look for races, wrong scopes, deadlocks and stale data on the simulator.
 
     With --mutate it weakens every signal, wait, barrier and scope in turn, and the checker must
-    object to each. An op's file may list mutants that change nothing: see docs/checker.md.
+    report each. An op's file may list equivalent mutants: see docs/checker.md.
 
     Exit status: 0 nothing found, 1 findings or surviving mutants, 2 it could not be checked.
 
@@ -177,8 +183,12 @@ def tune(
     search: Annotated[str, typer.Option(help="pattern, model, random or exhaustive")] = "pattern",
     log: Annotated[str, typer.Option(help="base name of the dataset (default tune-OP)")] = "",
     seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
-    resume: Annotated[bool, typer.Option(help="continue this run from what the log has")] = False,
-    compile_only: Annotated[bool, typer.Option(help="time nothing; needs no GPU")] = False,
+    resume: Annotated[
+        bool, typer.Option(help="continue this run; keep the results in the log")
+    ] = False,
+    compile_only: Annotated[
+        bool, typer.Option(help="compile without timing; needs no GPU")
+    ] = False,
     target: Annotated[str, typer.Option(help="architectures to compile for, or to promote")] = "",
     promote: Annotated[bool, typer.Option(help="copy the best configs into the package")] = False,
     backend: Annotated[str, typer.Option(help="virtual or symm")] = "virtual",
@@ -240,7 +250,10 @@ def probe(
     targets: Annotated[list[str] | None, typer.Argument(help="ops, or module:function")] = None,
     backend: Annotated[str, typer.Option(help="sim, shm, virtual or symm")] = "",
     world: World = 2,
-    replays: Annotated[int, typer.Option(help="default: 12 on the simulator, 100 on a GPU")] = 0,
+    replays: Annotated[
+        int,
+        _with_zero(help="replays per column (default: 12 on the simulator, 100 on a GPU)"),
+    ] = 0,
     seed: Annotated[int, typer.Option(help="seed of the simulator's schedules")] = 0,
     details: Annotated[bool, typer.Option(help="show in full what went wrong")] = False,
     json: Json = "",
@@ -250,7 +263,7 @@ def probe(
 
     Without a target it probes all ops, barriers, and send and receive.
 
-    Exit status: 0 every verdict is the expected one, 1 one is not, 2 it could not be probed,
+    Exit status: 0 every verdict is as expected, 1 one is not, 2 it could not be probed,
     130 interrupted.
 
     Example: sundog probe all_gather --world 2 --replays 20
@@ -278,7 +291,7 @@ def bench(
         list[str] | None, typer.Option(help="a name, or none; may be repeated (default: all)")
     ] = None,
     samples: Annotated[int, typer.Option(help="samples per variant")] = 30,
-    warmup: Annotated[int, typer.Option(help="samples before those, not reported")] = 2,
+    warmup: Annotated[int, typer.Option(help="samples before these, not reported")] = 2,
     csv: Annotated[str, typer.Option(help="also write the medians to this file")] = "",
     json: Json = "",
     plot: Plot = "",
@@ -286,7 +299,7 @@ def bench(
     entries: Annotated[str, typer.Option(help="also put the best configs into this file")] = "",
     html: Html = "",
 ) -> None:
-    """Time an op against the limit of the GPU and against what you would call instead.
+    """Benchmark an op against the hardware limit and the PyTorch equivalent.
 
     An axis is a field of the problem, a field of the configs that have it, or `algo`.
 
@@ -324,7 +337,7 @@ def predict(
     simulate: Annotated[
         bool, typer.Option(help="run the op's kernels on a simulated clock")
     ] = False,
-    sms: Annotated[int, typer.Option(help="SMs per rank of a simulation (default: all)")] = 0,
+    sms: Annotated[int, _with_zero(help="SMs per rank of a simulation (default: all)")] = 0,
     data: Annotated[
         bool | None,
         typer.Option("--data/--no-data", help="compute float tiles (default: for FILE.py only)"),
@@ -340,7 +353,7 @@ def predict(
     Machines: h200-shared, h200-pcie, h200x8, h100x8, mi300x8, h200x8-2nodes, or a file that
     `sundog calibrate` wrote. docs/predict.md says how far off the model is.
 
-    Exit status: 0 predicted, 2 it could not be: no such machine, axis or model.
+    Exit status: 0 predicted, 2 it could not be predicted: no such machine, axis or model.
 
     Example: sundog predict all_reduce --machine h200x8,mi300x8 --axis numel=1024..1048576
     """
@@ -365,8 +378,8 @@ def calibrate(
 ) -> None:
     """Measure this machine, for `sundog predict` and for `algo="auto"`.
 
-    It times collectives and products of several sizes, and fits the figures of the model to them.
-    docs/predict.md lists these figures, and those that it copies from a machine of the package.
+    It times collectives and products of several sizes, and fits the model's figures to them.
+    docs/predict.md lists these figures, and the ones that it copies from a machine of the package.
 
     Exit status: 0 written, 2 it could not be measured.
 

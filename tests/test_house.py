@@ -17,7 +17,7 @@ from sundog.ops.op import FUNCTIONS, OPS, SHAPE
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1497,
+    "(top)": 1509,
     "backends": 4050,
     "checker": 5110,
     "collectives": 3795,
