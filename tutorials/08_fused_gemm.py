@@ -94,7 +94,7 @@ def fused(world: sundog.World, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor
     block_m, block_n, block_k = 32, 32, 32
     programs = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
     if programs > world.num_sms:
-        raise ValueError(f"{programs} programs on {world.num_sms} SMs could wait for ever")
+        raise ValueError(f"{programs} programs on {world.num_sms} SMs could wait forever")
     shape = (programs, world.size)
     ready, done = world.signals(shape, "ready"), world.signals(shape, "done")
     epochs = world.signals(programs, "epochs")
