@@ -25,9 +25,9 @@ FREED_IN_USE = Rule(
     "bad access",
     "freed while a stream uses it",
     "memory is freed while a kernel on another stream of the rank may still use it: the next "
-    "allocation gets it at once",
-    "Free it after world.synchronize(), or where the current stream has waited for an event of "
-    "the other one.",
+    "allocation may get it at once",
+    "Free it after world.synchronize(), or after the current stream has waited for an event of "
+    "the other stream.",
 )
 DEADLOCK = Rule(
     "deadlock",
@@ -39,30 +39,30 @@ NOT_RESIDENT = Rule(
     "deadlock",
     "needs resident programs",
     "programs wait for others of their kernel that are not resident yet: the kernel ends only "
-    "where more of them run at once",
-    "Launch at most world.num_sms programs, or with launch_cooperative_grid=True, or let programs "
-    "wait for earlier ones only.",
+    "if more of them run at once",
+    "Launch at most world.num_sms programs, pass launch_cooperative_grid=True, or let programs "
+    "wait only for earlier ones.",
 )
 LIVELOCK = Rule(
     "livelock",
     "",
-    "programs run without end and repeat themselves; the report has the steps that they repeat",
-    "Give one of them something to wait for that another one does for certain.",
+    "programs repeat the same steps forever; the report lists these steps",
+    "Make one of them wait for a step that another one is certain to take.",
 )
 TORN_TILE = Rule(
     "wrong result",
     "tile atomic taken for one",
-    "a tile atomic is one atomic per element: another program saw some of the elements that it "
-    "wrote and not the others",
-    "Put what belongs together into one word of at most 64 bits, or let a scalar release after "
-    "tl.debug_barrier() say that the whole tile is there.",
+    "a tile atomic is one atomic per element: another program saw only some of the elements that "
+    "it wrote",
+    "Put values that belong together into one word of at most 64 bits, or signal the whole tile by "
+    "a scalar release after tl.debug_barrier().",
 )
 WRONG_RESULT = Rule("wrong result", "", "an assertion of the rank's function fails")
 ERROR = Rule("error", "", "a kernel or a host raises an exception", is_verdict=False)
 CANNOT_INTERPRET = Rule(
     "error",
     "cannot be interpreted",
-    "a kernel or a program uses something that the simulator does not have; the exit status is 2",
+    "a kernel or a program uses a feature that the simulator lacks; the exit status is 2",
     is_verdict=False,
 )
 _SHOWN = 8  # stale reads

@@ -19,8 +19,8 @@ from .shadow import PastAccess
 READ_BACK_TILE = Rule(
     "race",
     "no CTA barrier before the tile is read back",
-    "a program loads what it has stored as another tile, so other threads may load it: the store "
-    "of one thread comes before the load of another only by a CTA barrier",
+    "a program stores a tile and loads the bytes as a different tile, so that other threads may "
+    "load them: only a CTA barrier orders one thread's store before another thread's load",
     "Put tl.debug_barrier() between the store and the load, or keep the value.",
 )
 RULES = [READ_BACK_TILE]

@@ -13,8 +13,8 @@ from .findings import AccessEvent, Rule
 EQUAL_ADDRESSES = Rule(
     "race",
     "equal addresses in one tile",
-    "two elements of a stored tile have the same address: two threads write it, in no order",
-    "Give every element an address of its own, or mask all but one of them off.",
+    "two elements of a stored tile have the same address, so two unordered threads write it",
+    "Give every element its own address, or mask off all but one of them.",
 )
 RULES = [EQUAL_ADDRESSES]
 

@@ -16,7 +16,7 @@ from .findings import AccessEvent, Finding, Rule
 VOLATILE_FLAG = Rule(
     "portability",
     "volatile load of a flag",
-    "a volatile load polls what others write: relaxed at system scope on NVIDIA, a plain load on "
+    "a volatile load polls a flag: it is relaxed at system scope on NVIDIA, but a plain load on "
     "AMD; an error with --strict",
     'Poll with tl.atomic_add(flag, 0, sem="acquire", scope="sys"), or use sundog.device.signal.',
     is_strict=True,
@@ -24,9 +24,9 @@ VOLATILE_FLAG = Rule(
 UNDEFINED_LANES = Rule(
     "portability",
     "undefined lanes",
-    "the result uses lanes that a masked load without `other` leaves undefined, and is right only "
-    "where they are zero, as compilers of today fill them; an error with --strict",
-    "Load with other=0.0, or mask what is computed from these lanes.",
+    "the result uses lanes that a masked load without `other` leaves undefined, and is correct "
+    "only if they are zero, as today's compilers leave them; an error with --strict",
+    "Load with other=0.0, or mask the values computed from these lanes.",
     is_strict=True,
 )
 RULES = [VOLATILE_FLAG, UNDEFINED_LANES]

@@ -11,15 +11,15 @@ from .shadow import PastAccess
 NO_FENCE = Rule(
     "proxy",
     "no proxy fence",
-    "a descriptor (TMA) loads data that was written after its kernel was launched, without the "
+    "a descriptor (TMA) loads data that was written after its kernel was launched, without a "
     "proxy fence",
     "Call sundog.device.proxy.fence() after the wait, or load by pointers.",
 )
 READ_BACK = Rule(
     "proxy",
     "plain access after a descriptor store",
-    "a program touches by pointers what its descriptor (TMA) stored: the store may still be on "
-    "its way",
+    "a program accesses through pointers data that its descriptor (TMA) stored: the store may not "
+    "have arrived",
     "Keep the value, store by pointers, or read it after the end of this kernel.",
 )
 RULES = [NO_FENCE, READ_BACK]

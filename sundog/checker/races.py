@@ -22,13 +22,13 @@ BARRIER_BEFORE = Rule(
 BARRIER_AFTER = Rule(
     "race",
     "no CTA barrier after the acquire",
-    "a tensor atomic acquires, each lane for its own thread; the others learn at a CTA barrier",
+    "each lane of a tensor atomic acquires for its own thread; the others learn at a CTA barrier",
     "Put tl.debug_barrier() after the tensor atomic, or use sundog.device.signal.wait_all.",
 )
 SCOPE = Rule(
     "race",
     "scope does not reach",
-    "the scope of an atomic ends before the other side",
+    "the scope of an atomic does not include the other side",
     'Use scope="sys" between ranks and scope="gpu" between programs.',
 )
 RELAXED_ACQUIRE = Rule(
@@ -46,32 +46,32 @@ RELAXED_RELEASE = Rule(
 PLAIN_FLAG = Rule(
     "race",
     "plain access to a flag",
-    "a word is touched by atomics and by plain accesses",
-    "Touch flags with atomics only, or use sundog.device.signal.",
+    "a word is accessed both by atomics and by plain loads or stores",
+    "Access flags by atomics only, or use sundog.device.signal.",
 )
 DESCRIPTOR_STORE = Rule(
     "race",
     "descriptor store before the release",
     "no release publishes what a descriptor (TMA) stores or adds",
-    "Store by pointers what is signalled, or read it after the end of this kernel.",
+    "Store signalled data through pointers, or read it after the end of this kernel.",
 )
 NO_ORDER = Rule(
     "race",
     "no order",
     "no signal, barrier or launch orders the two accesses",
-    "Order them: signal and wait between programs, a done flag before a buffer is used again, "
-    "world.barrier() between hosts.",
+    "Order them: signal and wait between programs, wait for a done flag before reusing a buffer, "
+    "call world.barrier() between hosts.",
 )
 WIDTH = Rule(
     "race",
     "different widths",
-    "two atomics overlap and have different sizes, so they are not atomic to each other",
+    "two overlapping atomics have different sizes, so they are not atomic to each other",
     "Write and poll a flag with pointers to the same type.",
 )
 EARLY_LAUNCH = Rule(
     "race",
     "launch_pdl without its wait",
-    "a kernel launched with launch_pdl=True begins before the kernel before it has ended",
+    "a kernel launched with launch_pdl=True starts before the previous kernel has ended",
     "Call tl.extra.cuda.gdc_wait() before the access, or launch without launch_pdl.",
 )
 PAYLOAD = Rule(
@@ -83,8 +83,8 @@ PAYLOAD = Rule(
 KERNEL_BOUNDARY = Rule(
     "kernel boundary",
     "relies on the kernel boundary",
-    "a relaxed or volatile signal at the start of a kernel stands for what the kernels before it "
-    "did; an error with --strict",
+    "a relaxed or volatile signal in a later kernel is all that orders data of an earlier kernel; "
+    "an error with --strict",
     'Signal with sem="release" and wait with sem="acquire", or use sundog.device.signal.',
     is_strict=True,
 )
