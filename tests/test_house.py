@@ -28,7 +28,7 @@ BUDGETS = {
     "dataset/triton": 1670,
     "device": 995,
     "fused": 6520,
-    "hardware": 390,
+    "hardware": 405,
     "interpreter": 3660,
     "learn": 415,
     "machine": 3870,

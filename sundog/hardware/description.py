@@ -261,7 +261,8 @@ def _value(figure: Any, name: str, where: str) -> Any:
     _fields(figure, ("value", "source", "date"), (), where, name)
     source = _text(figure["source"], f"{name}.source", where)
     _text(figure["date"], f"{name}.date", where)
-    if source.split(":")[0] not in HOW:
+    how, colon, _ = source.partition(":")
+    if how not in HOW or not colon:
         raise ValueError(
             f"{where}: {name}.source is {source!r}: it must begin with one of {', '.join(HOW)}, "
             "and a colon"
@@ -318,6 +319,7 @@ def _count(value: Any, name: str, where: str) -> int:
 
 # what contradicts itself
 
+_ROUNDED = 1.01  # published rates are rounded
 _MAY_BE_ZERO = ("gpu.share_s", "gpu.tile_s", "link.multicast_rate", "link.copy_rate")
 
 
@@ -350,6 +352,12 @@ def _check_figures(made: Hardware, where: str) -> None:
             f"{where}: link.pair_rate is {made.link.pair_rate:.3g}, more than link.rate "
             f"{made.link.rate:.3g} of all pairs together"
         )
+    wires = made.link.pair_rate * max(made.gpus - 1, 1)
+    if made.link.kind == "mesh" and made.link.rate > wires * _ROUNDED:
+        raise ValueError(
+            f"{where}: link.rate is {made.link.rate:.3g}, more than the {made.gpus - 1} wires of a "
+            f"GPU have, {made.link.pair_rate:.3g} each by link.pair_rate"
+        )
 
 
 def _check_pairs(made: Hardware, where: str) -> None:
@@ -371,11 +379,12 @@ def _check_pairs(made: Hardware, where: str) -> None:
 
 def _check_reach(made: Hardware, where: str) -> None:
     """Raise ValueError unless every GPU reaches every other."""
-    if made.link.kind in ("none", "host") and made.gpus > 1:
-        raise ValueError(
-            f"{where}: gpus is {made.gpus} and link.kind {made.link.kind!r}: GPUs 0 and 1 do not "
-            "reach each other"
-        )
+    for name, count in (("gpus", made.gpus), ("nodes", made.nodes)):
+        if made.link.kind in ("none", "host") and count > 1:
+            raise ValueError(
+                f"{where}: {name} is {count} and link.kind {made.link.kind!r}, whose ranks share "
+                f"one GPU: {name} 0 and 1 do not reach each other"
+            )
     if made.nodes > 1 and made.network is None:
         raise ValueError(
             f"{where}: nodes is {made.nodes} and network is missing: nodes 0 and 1 do not reach "
@@ -383,6 +392,11 @@ def _check_reach(made: Hardware, where: str) -> None:
         )
     if made.link.pairs is not None:
         wires = {frozenset(pair) for pair in made.link.pairs}
+        for a, b in made.link.pairs:
+            if a == b or not {a, b} <= set(range(made.gpus)):
+                raise ValueError(
+                    f"{where}: link.pairs: GPUs {a} and {b} are not a pair of {made.gpus} GPUs"
+                )
         for a, b in combinations(range(made.gpus), 2):
             if frozenset((a, b)) not in wires:
                 raise ValueError(f"{where}: link.pairs: GPUs {a} and {b} do not reach each other")

@@ -73,6 +73,7 @@ WRONG = [
     (_drop("gpu"), "gpu is missing"),
     (_drop("link", "rate", "source"), "link.rate.source is missing"),
     (_set("guessed: by me", "link", "rate", "source"), "link.rate.source is 'guessed"),
+    (_set("assumed", "link", "rate", "source"), "link.rate.source is 'assumed'"),
     (_set(-1.0, "gpu", "load_s", "value"), "gpu.load_s is -1.0, and it must be positive"),
     (_set(0.0, "link", "rate", "value"), "link.rate is 0.0"),
     (_set("fast", "gpu", "read_rate", "value"), "gpu.read_rate is 'fast', expected a number"),
@@ -85,11 +86,13 @@ WRONG = [
     (_set(9e12, "gpu", "copy_rate", "value"), "gpu.copy_rate is 9e+12, twice gpu.write_rate"),
     (_set(9e12, "link", "pair_rate", "value"), "link.pair_rate is 9e+12, more than link.rate"),
     (_set("ring", "link", "kind"), "link.kind is 'ring', expected one of none, switch"),
-    (_set("none", "link", "kind"), "GPUs 0 and 1 do not reach each other"),
+    (_set("none", "link", "kind"), "gpus 0 and 1 do not reach each other"),
     (_set(2, "nodes"), "nodes 0 and 1 do not reach each other"),
     (_set(0, "gpus"), "gpus is 0, expected a whole number"),
     (_set(1, "gpu", "speed"), "gpu.speed is not a field; remove it"),
     (_set([[0, 1]], "link", "pairs"), "link.pairs: GPUs 0 and 2 do not reach each other"),
+    (_set([[0, 99]], "link", "pairs"), "link.pairs: GPUs 0 and 99 are not a pair of 8 GPUs"),
+    (_set([[3, 3]], "link", "pairs"), "link.pairs: GPUs 3 and 3 are not a pair of 8 GPUs"),
     (_pairs([[0, 1]]), "link.pair_rates: expected a list of [GPU, peer, read, write, copy]"),
     (_pairs([[0, 1, 1e10, 0, 1e10]]), "link.pair_rates: expected a list of [GPU, peer, read"),
     (_pairs([[0, 8, 1e10, 1e10, 1e10]]), "GPU 0 and peer 8 are not a pair of 8 GPUs"),
@@ -116,6 +119,20 @@ def test_a_wrong_description_is_refused_by_its_field(
     with pytest.raises(ValueError, match=r"mine\.json: ") as caught:
         parse(data, "mine.json")
     assert message in str(caught.value)
+
+
+def test_a_mesh_is_no_faster_than_its_wires() -> None:
+    data = copy.deepcopy(plain(read("mi300x8")))
+    data["link"]["pair_rate"]["value"] = 4e10
+    with pytest.raises(ValueError, match=r"link\.rate is 3\.36e\+11, more than the 7 wires"):
+        parse(data, "mine.json")
+
+
+def test_ranks_that_share_a_gpu_are_on_one_node() -> None:
+    data = copy.deepcopy(plain(read("h200-shared")))
+    data |= {"nodes": 2, "network": plain(read("h200x8-2nodes"))["network"]}
+    with pytest.raises(ValueError, match=r"nodes is 2 and link\.kind 'none', whose ranks share"):
+        parse(data, "mine.json")
 
 
 def test_measured_pairs_are_kept_and_found(tmp_path: Path) -> None:
