@@ -38,7 +38,7 @@ def cases(size: int) -> list[Problem]:
     would have to wait for an empty slot.
     """
     row = [0, 37, 1, 5, 0, 2, 301, 3]
-    splits = [[row[(j - i) % size] for j in range(size)] for i in range(size)]
+    splits = [[row[(j - i) % size % len(row)] for j in range(size)] for i in range(size)]
     splits[0][-1] = 5200
     whole = tuple(tuple(each) for each in splits)
     return [Problem(0, torch.int32, size, whole), Problem(3, torch.float64, size)]

@@ -38,6 +38,15 @@ def test_every_algorithm_has_a_model() -> None:
     assert set(MODELS) == set(OPS)
 
 
+@pytest.mark.parametrize("op", sorted(OPS))
+def test_a_model_takes_the_cases_of_many_ranks(op: str) -> None:
+    """Two nodes of eight: the first case of an op is what `sundog predict` begins with."""
+    module, machine = ops.find(op), read("h200x8-2nodes")
+    for size in (9, 16):
+        first = module.cases(size)[0]
+        assert time(op, first, module.default(first, 132), machine).seconds > 0
+
+
 def test_an_op_without_a_model_is_named() -> None:
     with pytest.raises(ValueError, match=r"my_op has no time model; those that have: .*all_gather"):
         time("my_op", None, None, read("h200x8"))
