@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from ...hardware.description import Hardware, known, read
-from ...ops.load import algorithms, changed, parse, value
+from ...ops.load import algorithms, changed, value
 from ...ops.op import BY_REQUEST
 from ...predict.expected import MODELS, time
 from ...predict.parts import Ranks, Time
 from ...report.page import check_page, write_page
 from .._console import FINE, check_extra, check_writable, command, write_json
-from .simulated import SimulationOptions, check_reduction, report
+from .simulated import SimulationOptions, check_reduction, report, told_fields
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,7 @@ def run(options: PredictOptions) -> int:
     if options.timeline or options.sms or options.data is not None:
         raise ValueError("--timeline, --sms and --data are for a simulation: add --simulate")
     first = next(iter(algorithms(options.op).values())).cases(options.world)[0]
-    fields = parse(options.problem)
-    is_fp8 = getattr(first, "dtype", None) in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-    if hasattr(first, "dtype") and not is_fp8:
-        fields.setdefault("dtype", torch.bfloat16)
+    fields = told_fields(first, options.problem)
     axis = parse_axis(options.axis or usual_axis(first))
     asked = Asked(options.op, options.world, fields, axis, options.late * 1e-6)
     found = [points(asked, read(name)) for name in options.machine.split(",")]

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -22,11 +23,12 @@ from ... import knobs
 from ...backends.sim import simulate
 from ...collectives import _reduce
 from ...hardware.description import Hardware, read
+from ...ops.load import changed, parse
 from ...predict.clock import BOUNDS, Track
 from ...predict.parts import Ranks
 from ...world.world import World
 from .._console import write_json
-from .._subject import function_of, problem_of, resolve, room
+from .._subject import function_of, resolve, room
 from .timed_machine import TimedMachine
 
 
@@ -199,6 +201,26 @@ class SimulationOptions:
 def report(options: SimulationOptions) -> None:
     """Simulate on each machine, print tables, write files."""
     console, rows = Console(emoji=False), []
+    subjects = _subjects(options)
+    if options.timeline and len(subjects) > 1:
+        raise ValueError(
+            f"--timeline: a file has one simulation, and these are {len(subjects)}: "
+            "name one machine, and one algorithm of an op"
+        )
+    for what, name, subject in subjects:
+        made = simulated(subject)
+        _print(console, f"{what}, {options.world} ranks on {name}", made, options)
+        rows.append({"target": what, "machine": name, **_plain(made)})
+        if options.timeline:
+            about = {"target": what, "machine": name, "time": "expected, not measured"}
+            write_timeline(made.tracks, options.timeline, about)
+    if options.json:
+        write_json(options.json, rows)
+
+
+def _subjects(options: SimulationOptions) -> list[tuple[str, str, Simulation]]:
+    """Return what to simulate on each machine: the target's name, the machine's, and how."""
+    found = []
     for name in options.machine.split(","):
         hardware = read(name)
         num_sms, most = Ranks.on(hardware, options.world, options.sms).num_sms, hardware.gpu.num_sms
@@ -211,14 +233,8 @@ def report(options: SimulationOptions) -> None:
                 function, hardware, options.world, knobs.heap_size.get() or _HEAP, num_sms,
                 {options.world - 1: options.late * 1e-6}, _with_data(options),
             )  # fmt: skip
-            made = simulated(subject)
-            _print(console, f"{what}, {options.world} ranks on {name}", made, options)
-            rows.append({"target": what, "machine": name, **_plain(made)})
-            if options.timeline:
-                about = {"target": what, "machine": name, "time": "expected, not measured"}
-                write_timeline(made.tracks, options.timeline, about)
-    if options.json:
-        write_json(options.json, rows)
+            found.append((what, name, subject))
+    return found
 
 
 def _with_data(options: SimulationOptions) -> bool:
@@ -234,6 +250,15 @@ def check_reduction(op: str, problem: Any) -> None:
         _reduce.check(op, problem.op, problem.dtype)
 
 
+def told_fields(first: Any, text: str) -> dict[str, Any]:
+    """Return the fields of a problem that `text` tells; bfloat16 where the op takes it."""
+    fields = parse(text)
+    is_fp8 = getattr(first, "dtype", None) in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+    if hasattr(first, "dtype") and not is_fp8:
+        fields.setdefault("dtype", torch.bfloat16)
+    return fields
+
+
 def _functions(options: SimulationOptions, num_sms: int) -> dict[str, Callable[[World], Any]]:
     """Return a function itself, or a call of each algorithm of an op with its default config."""
     resolved = resolve(options.target)
@@ -241,7 +266,8 @@ def _functions(options: SimulationOptions, num_sms: int) -> dict[str, Callable[[
         return {options.target: function_of(options.target, options.world)}
     found: dict[str, Callable[[World], Any]] = {}
     for algorithm in resolved.algorithms:
-        problem = problem_of(algorithm.module, options.problem, options.world)
+        first = algorithm.module.cases(options.world)[0]
+        problem = changed(first, told_fields(first, options.problem))
         check_reduction(algorithm.name, problem)
         config = algorithm.module.default(problem, num_sms)
         if algorithm.module.valid(problem, config) is None:

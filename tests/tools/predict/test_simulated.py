@@ -193,6 +193,23 @@ def test_the_command_simulates_a_file_and_writes_a_timeline(
     assert len(starts) == len(ends) > 0
 
 
+def test_a_simulated_op_has_its_models_dtype(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both say what a problem of this size takes, in bfloat16 unless told."""
+    options = PredictOptions("all_gather.push", "h200x8", world=2, simulate=True)
+    for more, dtype in (("", "bfloat16"), (",dtype=float32", "float32")):
+        assert run(replace(options, problem=f"numel=64{more}")) == 0
+        assert f"Problem(numel=64, dtype=torch.{dtype}, size=2)" in capsys.readouterr().out
+
+
+def test_a_timeline_is_of_one_simulation(capsys: pytest.CaptureFixture[str]) -> None:
+    """A second one would be written over the first."""
+    options = PredictOptions(
+        "all_gather.push", "h200x8,h100x8", world=2, simulate=True, timeline="t.json"
+    )
+    assert run(options) == 2
+    assert "a file has one simulation, and these are 2" in capsys.readouterr().err
+
+
 def test_options_of_a_simulation_need_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(PredictOptions("all_reduce", "h200x8", "numel=1024", timeline="x.json")) == 2
     assert "add --simulate" in capsys.readouterr().err
