@@ -86,17 +86,29 @@ def all_gather_matmul_direct(problem: Any, config: Any, ranks: Ranks) -> list[Pa
 
 
 def all_gather_matmul_hbm_buffer(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """Let some programs fetch and the others multiply what has arrived; or let all fetch first."""
+    """Let some programs fetch and the others multiply what has arrived; or let all fetch first.
+
+    A fetcher sets a flag after each of its rounds. Nothing is multiplied before the first flags (a
+    rank's own part could be), and a round's share of the product is left when the last ones come.
+    """
     fetchers = min(max(config.fetchers, config.first_fetchers), config.programs)
-    flag = barrier(ranks)
+    workers = config.programs - fetchers
+    rounds = _fetch_rounds(problem, config, ranks.size, fetchers) if workers else 1.0
     fetch = _gathered(problem, ranks, fetchers, own=False, ahead=_AHEAD)
-    if fetchers == config.programs:
-        after = _product(problem, config, ranks, config.programs, _FLAGGED)
-        return [launch(ranks), flag, fetch, after]
-    workers = _product(problem, config, ranks, config.programs - fetchers, _FLAGGED)
-    # The last row of tiles can only begin when the last flag is there.
-    last = Part("last row", workers.bound, workers.seconds / math.ceil(problem.m / config.tile_m))
-    return [launch(ranks), flag, beside("fetch and multiply", [fetch, workers]), last]
+    multiply = _product(problem, config, ranks, workers or config.programs, _FLAGGED)
+    both = [part._replace(seconds=part.seconds * (1 - 1 / rounds)) for part in (fetch, multiply)]
+    return [
+        launch(ranks), barrier(ranks), fetch._replace(seconds=fetch.seconds / rounds),
+        beside("fetch and multiply", both), multiply._replace(seconds=multiply.seconds / rounds),
+    ]  # fmt: skip
+
+
+def _fetch_rounds(problem: Any, config: Any, size: int, fetchers: int) -> float:
+    """Return how many flags a fetcher sets: each is for some blocks of a row of tiles."""
+    m, k = problem.shard_shape
+    rows, blocks, peers = math.ceil(m / config.tile_m), math.ceil(k / config.tile_k), size - 1
+    rows, blocks = (rows, peers * blocks) if problem.shard == "k" else (peers * rows, blocks)
+    return max(rows * waves(blocks, config.k_per_flag or blocks) / fetchers, 1.0)
 
 
 def all_gather_matmul_copy_engine(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
@@ -113,9 +125,10 @@ def all_gather_matmul_copy_engine(problem: Any, config: Any, ranks: Ranks) -> li
     rate = (link.copy_rate or link.rate) if ranks.is_linked else rate
     copies = Part("copies", bound, far / rate + _COPY_S * runs * at_once)
     workers = _product(problem, config, ranks, config.programs, _FLAGGED)
-    share = min(wave * config.tile_m / problem.m, 1.0)
+    share = min(wave / math.ceil(problem.m / config.tile_m), 1.0)
     last = Part("last wave", workers.bound, workers.seconds * share)
-    both = beside("copy and multiply", [copies, workers])
+    before = workers._replace(seconds=workers.seconds - last.seconds)
+    both = beside("copy and multiply", [copies, before])
     return [launch(ranks), barrier(ranks), launch(ranks), both, last]
 
 

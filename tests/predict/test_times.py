@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,6 +68,35 @@ def test_a_time_is_made_of_parts(op: str, name: str) -> None:
 def test_more_work_takes_longer(op: str) -> None:
     for name in ("h200-shared", "h200x8"):
         assert expected(op, read(name), 4).seconds > 1.5 * expected(op, read(name)).seconds
+
+
+@pytest.mark.parametrize("op", ["all_gather_matmul.hbm_buffer", "all_gather_matmul.copy_engine"])
+@pytest.mark.parametrize("name", ["h200-shared", "h200x8", "mi300x8"])
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_more_rows_with_one_config_take_no_less(op: str, name: str, size: int) -> None:
+    """But for a few per cent, where a wave has more rows and as many flags."""
+    module, machine = ops.find(op), read(name)
+    num_sms = machine.gpu.num_sms // (size if machine.link.kind == "none" else 1)
+    for n in (3584, 7168):
+        problems = [
+            module.Problem(size * r, n, 2048, torch.bfloat16, size) for r in range(8, 513, 24)
+        ]
+        for fixed in (problems[1], problems[5], problems[-1]):
+            config = module.default(fixed, num_sms)
+            times = [time(op, each, config, machine).seconds for each in problems]
+            assert all(b > 0.94 * a for a, b in itertools.pairwise(times))
+
+
+def test_what_comes_with_one_flag_is_multiplied_after_it() -> None:
+    """One round of 16 fetchers: their time and the product's add up."""
+    op = "all_gather_matmul.hbm_buffer"
+    module, machine = ops.find(op), read("h200x8")
+    problem = module.Problem(1024, 3584, 2048, torch.bfloat16, 8)
+    config = module.default(problem, 132)
+    parts = {part.name: part.seconds for part in time(op, problem, config, machine).parts}
+    assert set(parts) == {"launch", "barrier", "gather", "product"}
+    finer = {p.name for p in time(op, problem, replace(config, k_per_flag=1), machine).parts}
+    assert "fetch and multiply" in finer
 
 
 @pytest.mark.parametrize("op", sorted(OPS))

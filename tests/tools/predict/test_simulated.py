@@ -66,6 +66,17 @@ def test_a_crowd_at_one_link_is_in_the_model_too(shard: str, own_first: bool) ->
     assert expected.bound == "link"
 
 
+def test_a_product_waits_for_the_flags_of_its_fetchers() -> None:
+    """Eight fetchers with a flag each: the model let them fetch under the product (21 of 35 us)."""
+    module = all_gather_matmul_hbm_buffer
+    problem = module.Problem(512, 512, 4096, torch.bfloat16, 2)
+    tile = {"tile_m": 64, "tile_n": 128, "tile_k": 64, "num_stages": 4, "num_warps": 4}
+    config = module.Config(**tile, fetchers=8, programs=40)
+    found = simulated(Simulation(call_of(module, problem, config), H200X8, 2, HEAP)).seconds
+    expected = time("all_gather_matmul.hbm_buffer", problem, config, H200X8).seconds
+    assert expected == pytest.approx(found, rel=0.22)
+
+
 def test_auto_avoids_a_gather_that_crosses_again_and_again() -> None:
     """Over links `direct` reads A once per column of tiles, in either order of shards."""
     for own_first in (False, True):
@@ -194,7 +205,7 @@ def test_the_command_simulates_a_file_and_writes_a_timeline(
 
 
 def test_a_simulated_op_has_its_models_dtype(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both say what a problem of this size takes, in bfloat16 unless told."""
+    """Both say what a problem of this size takes: in bfloat16, or in the dtype that it names."""
     options = PredictOptions("all_gather.push", "h200x8", world=2, simulate=True)
     for more, dtype in (("", "bfloat16"), (",dtype=float32", "float32")):
         assert run(replace(options, problem=f"numel=64{more}")) == 0
