@@ -148,14 +148,21 @@ def _draw(path: str, asked: Asked, found: Sequence[Sequence[Point]]) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.8))
+    name, values = asked.axis
+    are_sizes = all(isinstance(at, int) and at > 0 for at in values)  # or dtypes, or with a 0
+    algos = sorted({algo for each in found for point in each for algo in point.times})
     for each, style in zip(found, ("-", "--", ":", "-.") * len(found), strict=False):
-        names = dict.fromkeys(algo for point in each for algo in point.times)
-        for color, name in enumerate(names):
-            there = [point for point in each if name in point.times]
-            micros = [1e6 * point.times[name].seconds for point in there]
-            label = f"{name}, {each[0].hardware.name}"
-            axes.plot([p.at for p in there], micros, style, color=f"C{color}", label=label)
-    axes.set(xscale="log", yscale="log", xlabel=asked.axis[0], ylabel="expected, us")
+        for color, algo in enumerate(algos):  # an algorithm has its color on all machines
+            there = [point for point in each if algo in point.times]
+            micros = [1e6 * point.times[algo].seconds for point in there]
+            label = f"{algo}, {each[0].hardware.name}" if there else None
+            at = [point.at if are_sizes else values.index(point.at) for point in there]
+            axes.plot(at, micros, style, marker=".", color=f"C{color}", label=label)
+    axes.set(yscale="log", xlabel=name, ylabel="expected, us")
+    if are_sizes:
+        axes.set(xscale="log")
+    else:
+        axes.set_xticks(range(len(values)), [str(at) for at in values])
     axes.set_title(f"{asked.op}, {asked.size} ranks")
     axes.legend(fontsize=7)
     figure.tight_layout()

@@ -101,6 +101,46 @@ def test_a_late_rank_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[st
     capsys.readouterr()
 
 
+@pytest.mark.parametrize("axis", ["dtype=float16,float32", "numel=0,5", "op=sum,max", "numel=7"])
+def test_a_plot_of_what_is_no_growing_size(
+    axis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dtype, an empty tensor, one size: every point is in the picture, with its name."""
+    import matplotlib.pyplot as plt
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(plt, "close", drawn.append)
+    assert run(PredictOptions("all_reduce", "h200x8", axis, plot=str(tmp_path / "p.png"))) == 0
+    axes, count = drawn[0].axes[0], len(axis.split(","))
+    for line in axes.lines:
+        left, right = axes.get_xlim()
+        assert len(line.get_xdata()) == count
+        assert all(left <= at <= right for at in line.get_xdata())
+        assert line.get_marker() == "."
+    if axis != "numel=7":
+        words = [label.get_text().removeprefix("torch.") for label in axes.get_xticklabels()]
+        assert words == axis.partition("=")[2].split(",")
+    capsys.readouterr()
+
+
+def test_an_algorithm_has_one_color(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is the fastest on a machine."""
+    import matplotlib.pyplot as plt
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(plt, "close", drawn.append)
+    options = PredictOptions(
+        "all_gather_matmul", "h200x8,h200-shared", "m=1024", "n=3584,k=8192",
+        plot=str(tmp_path / "p.png"),
+    )  # fmt: skip
+    assert run(options) == 0
+    colors: dict[str, set[Any]] = {}
+    for line in drawn[0].axes[0].lines:
+        colors.setdefault(str(line.get_label()).partition(",")[0], set()).add(line.get_color())
+    assert len(colors) >= 3
+    assert all(len(each) == 1 for each in colors.values())
+
+
 FP8 = "numel=64,dtype=float8_e4m3fn"
 WRONG = [
     (PredictOptions("all_reduce", "", SIZES), "--machine is missing: give one of h100x8"),
