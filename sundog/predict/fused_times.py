@@ -90,6 +90,7 @@ def all_gather_matmul_hbm_buffer(problem: Any, config: Any, ranks: Ranks) -> lis
 
     A fetcher sets a flag after each of its rounds. Nothing is multiplied before the first flags (a
     rank's own part could be), and a round's share of the product is left when the last ones come.
+    Then fetchers multiply as well.
     """
     fetchers = min(max(config.fetchers, config.first_fetchers), config.programs)
     workers = config.programs - fetchers
@@ -97,9 +98,10 @@ def all_gather_matmul_hbm_buffer(problem: Any, config: Any, ranks: Ranks) -> lis
     fetch = _gathered(problem, ranks, fetchers, own=False, ahead=_AHEAD)
     multiply = _product(problem, config, ranks, workers or config.programs, _FLAGGED)
     both = [part._replace(seconds=part.seconds * (1 - 1 / rounds)) for part in (fetch, multiply)]
+    last = _product(problem, config, ranks, config.programs, _FLAGGED)
     return [
         launch(ranks), barrier(ranks), fetch._replace(seconds=fetch.seconds / rounds),
-        beside("fetch and multiply", both), multiply._replace(seconds=multiply.seconds / rounds),
+        beside("fetch and multiply", both), last._replace(seconds=last.seconds / rounds),
     ]  # fmt: skip
 
 

@@ -66,15 +66,14 @@ def test_a_crowd_at_one_link_is_in_the_model_too(shard: str, own_first: bool) ->
     assert expected.bound == "link"
 
 
-def test_a_product_waits_for_the_flags_of_its_fetchers() -> None:
-    """Eight fetchers with a flag each: the model let them fetch under the product (21 of 35 us)."""
-    module = all_gather_matmul_hbm_buffer
-    problem = module.Problem(512, 512, 4096, torch.bfloat16, 2)
-    tile = {"tile_m": 64, "tile_n": 128, "tile_k": 64, "num_stages": 4, "num_warps": 4}
-    config = module.Config(**tile, fetchers=8, programs=40)
-    found = simulated(Simulation(call_of(module, problem, config), H200X8, 2, HEAP)).seconds
-    expected = time("all_gather_matmul.hbm_buffer", problem, config, H200X8).seconds
-    assert expected == pytest.approx(found, rel=0.22)
+def test_a_product_waits_for_flags_and_fetchers_help_then() -> None:
+    """Workers alone would need two waves for 128 tiles: the model said 17.7 us, then 16.1."""
+    module, op = all_gather_matmul_hbm_buffer, "all_gather_matmul.hbm_buffer"
+    for sizes in ((512, 1024, 1024), (1024, 2048, 1024)):
+        problem = module.Problem(*sizes, torch.bfloat16, 2)
+        config = module.default(problem, 132)
+        found = simulated(Simulation(call_of(module, problem, config), H200X8, 2, HEAP)).seconds
+        assert time(op, problem, config, H200X8).seconds == pytest.approx(found, rel=0.2)
 
 
 def test_auto_avoids_a_gather_that_crosses_again_and_again() -> None:
