@@ -251,7 +251,7 @@ def _reduced(n: float, read: float, problem: Any, config: Any, ranks: Ranks) -> 
 def quantized_all_gather_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     """Load a tile, store its bytes to every rank; barrier; restore all that has arrived."""
     n, wire, size = _nbytes(problem), float(problem.wire_bytes), ranks.size
-    tile = config.groups * n / max(problem.groups, 1)
+    tile = min(config.groups * 128.0 * problem.dtype.itemsize, n)
     rounds = waves(problem.groups, config.programs * config.groups)
     sent = Traffic(n, wire * size, 0, 0, wire * (size - 1))
     stores = copied(ranks, "stores", sent, Round(tile, tile * size * wire / max(n, 1)), rounds)
@@ -264,7 +264,7 @@ def quantized_all_reduce_two_shot(problem: Any, config: Any, ranks: Ranks) -> li
     n, size = _nbytes(problem), ranks.size
     wire = size * problem.groups * 132.0
     far, rounds = wire * _others(ranks), waves(problem.groups, config.programs * config.groups)
-    tile = config.groups * 128.0 * problem.dtype.itemsize
+    tile = min(config.groups * 128.0 * problem.dtype.itemsize, n)
     sent = copied(ranks, "slices", Traffic(n, wire, 0, 0, far), Round(tile, tile), rounds * size)
     added = Traffic(0, wire, wire, 0, far)
     sums = copied(ranks, "sums", added, Round(tile * size, tile * size), rounds)

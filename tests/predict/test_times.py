@@ -87,6 +87,16 @@ def test_more_rows_with_one_config_take_no_less(op: str, name: str, size: int) -
             assert all(b > 0.94 * a for a, b in itertools.pairwise(times))
 
 
+@pytest.mark.parametrize("op", sorted(op for op in OPS if op.startswith("quantized")))
+def test_a_tile_is_no_larger_than_the_tensor(op: str) -> None:
+    """Less than a program's groups: more elements took less time, since a tile was cut later."""
+    module, machine = ops.find(op), read("h200x8")
+    problems = [module.Problem(n, torch.bfloat16, 8) for n in (16, 37, 128, 192, 250, 512, 1000)]
+    config = module.default(problems[-1], 132)
+    times = [time(op, each, config, machine).seconds for each in problems]
+    assert times == sorted(times)
+
+
 def test_what_comes_with_one_flag_is_multiplied_after_it() -> None:
     """One round of 16 fetchers: their time and the product's add up."""
     op = "all_gather_matmul.hbm_buffer"
