@@ -193,6 +193,7 @@ def test_the_command_simulates_a_file_and_writes_a_timeline(
     assert run(options) == 0
     told = capsys.readouterr().out
     assert "us expected. Simulated with the data" in told
+    assert "What torch computes or copies, such as the product" in told
     assert "critical path" in told
     [row] = json.loads(result.read_text())
     assert [kernel["name"] for kernel in row["kernels"]] == ["ring_kernel"] * 3
