@@ -266,7 +266,7 @@ def moe_combine_backward(ctx: Any, grad: Tensor) -> tuple:
         of_y = torch.where(is_filled, sent, torch.zeros_like(sent))
     if ctx.needs_input_grad[3]:
         ones = torch.ones_like(flat, dtype=torch.float32)
-        rows = ops.moe_combine(y, flat, slots, ones, *asked).view(tokens, topk, -1)
+        rows = ops.moe_combine(y, flat, slots, ones, *asked).view(tokens, topk, y.shape[-1])
         of_weights = (rows.float() * grad.unsqueeze(1).float()).sum(-1)
     return of_y, None, None, of_weights, *[None] * 5
 

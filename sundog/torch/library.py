@@ -209,7 +209,10 @@ def _by_parts(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy all results but the first: they share memory, which an op of torch must not."""
+    """Copy all results but one: they share memory, which an op of torch must not.
+
+    The one that stays begins that memory, as the fake kernel's results do.
+    """
 
     def apart(world: Any, *given: Any, algo: str) -> list[Tensor]:
         x, residual, weight, eps, bias, gemma, quant, scale, both, fp8 = given
@@ -217,7 +220,10 @@ def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
             world, x, residual, weight, eps, bias=bias, gemma=gemma, quant=quant, scale=scale,
             both=both, fp8=fp8, algo=algo,
         )  # fmt: skip
-        return [first, *[each.clone() for each in rest]]
+        return [
+            first.clone() if first.storage_offset() else first,
+            *[each.clone() for each in rest],
+        ]
 
     return apart
 

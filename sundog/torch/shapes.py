@@ -160,12 +160,12 @@ def normed(
     if refused is not None:
         raise ValueError(f"{name}: {refused}")
     rms_norm.check_shapes(problem, x, residual, weight, bias, scale)
-    found = [torch.empty_like(x)] if both or not quant else []
+    found = [x.new_empty(x.shape)] if both or not quant else []  # contiguous, whatever x is
     if quant:
-        found.append(torch.empty_like(x, dtype=kind))
+        found.append(x.new_empty(x.shape, dtype=kind))
         if scale is None:
             found.append(x.new_empty((*x.shape[:-1], problem.groups), dtype=torch.float32))
-    return [*found, torch.empty_like(x)]
+    return [*found, x.new_empty(x.shape)]
 
 
 def _product(

@@ -362,7 +362,10 @@ def test_opcheck_accepts_every_op(run: Run) -> None:
         torch.library.opcheck(ops.all_gather.default, (x, [4, 4], *end))
         with torch.no_grad():  # FP8 has no formula
             quantised = (*[each.detach() for each in norm[:3]], 1e-6, None, False, "token", None)
-            torch.library.opcheck(ops.all_reduce_rms_norm.default, (*quantised, True, None, *end))
+            across = x.detach().new_ones(4, 3).t()  # its results are contiguous
+            for rows, both in ((quantised[0], True), (quantised[0], False), (across, False)):
+                given = (rows, *quantised[1:], both, None, *end)
+                torch.library.opcheck(ops.all_reduce_rms_norm.default, given)
         assert name == "world"
 
     run(main, SIZE)
