@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from .moe_combine import moe_combine
-from .moe_dispatch import Handle, as_bytes, moe_dispatch
+from .moe_dispatch import Handle, joined, moe_dispatch, parted
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -166,27 +166,26 @@ class Buffer:
         """
         if handle is not None:
             raise ValueError("dispatch: a cached handle is not taken; pass topk_idx again")
-        ids, topk = topk_idx.to(torch.int32), topk_idx.shape[1]
+        ids, factors = topk_idx.to(torch.int32), topk_weights.float()
         local = num_tokens_per_expert.numel() // self.group_size
-        rows = [as_bytes(each) for each in (x, ids, topk_weights.float())]
         ranks = _ranks_of(ids, local, self.group_size)
         ones, most = torch.ones(ranks.shape, device=x.device), max_tokens or len(x)
         found, counts, made = moe_dispatch(
-            self.world, torch.cat(rows, 1), ranks, ones, experts=self.group_size,
+            self.world, joined(x, ids, factors), ranks, ones, experts=self.group_size,
             max_tokens=most, capacity=most,
         )  # fmt: skip
         packing = _Packing.of(counts, most)
         number = num_worst_tokens or int(counts.sum())
         packed = packing.pack(found)[0, :number]
-        width = x.shape[1] * x.itemsize
-        experts = packed[:, width : width + 4 * topk].view(torch.int32) - self.rank * local
+        rows, experts, weights = parted(packed, x, ids, factors)
+        experts = experts - self.rank * local
         is_there = torch.arange(len(packed), device=x.device)[:, None] < counts.sum()
         is_mine = is_there & (experts >= 0) & (experts < local)
         experts = torch.where(is_mine, experts, -1)
-        weights = torch.where(is_mine, packed[:, width + 4 * topk :].view(torch.float32), 0.0)
+        weights = torch.where(is_mine, weights, 0.0)
         numbers = [] if num_worst_tokens else _numbers(experts, local)
         sent = Sent(made, packing, number)
-        return packed[:, :width].view(x.dtype), experts, weights, numbers, sent, EventOverlap()
+        return rows, experts, weights, numbers, sent, EventOverlap()
 
     def combine(
         self, x: torch.Tensor, handle: Sent, topk_weights: torch.Tensor | None = None

@@ -251,7 +251,7 @@ def moe_dispatch(
     tensors = {"x": given, "ids": ids, "slots": slots, "out": received}
     call(world, OP, problem, tensors, CallOptions(algo, config, False, explain), is_flat=False)
     counts, tokens = split(problem, received)
-    found = tokens if scales is None else without_scales(tokens, x)
+    found = tokens if scales is None else parted(tokens, x, scales)
     return found, counts, Handle(problem, ids, slots, topk_weights.float().contiguous())
 
 
@@ -283,15 +283,31 @@ def with_scales(
             f"{OP}: scales are {tuple(scales.shape)} of {scales.dtype}, expected "
             f"[{x.shape[0]}, groups] of torch.float32"
         )
-    joined = torch.cat([as_bytes(scales), as_bytes(x)], 1)
-    return joined, dataclasses.replace(problem, hidden=joined.shape[1], dtype=torch.uint8)
+    rows = joined(x, scales)
+    return rows, dataclasses.replace(problem, hidden=rows.shape[1], dtype=torch.uint8)
 
 
-def as_bytes(rows: torch.Tensor) -> torch.Tensor:
+def joined(*parts: torch.Tensor) -> torch.Tensor:
+    """Join matrices by their rows, as bytes, so that they arrive together.
+
+    Each begins at a multiple of 16 bytes: that is where views of any dtype, and wide loads, may.
+    """
+    rows: list[torch.Tensor] = []
+    for part in map(_as_bytes, parts):
+        rows += [part, part.new_zeros(len(part), -part.shape[1] % WIDE.value)]
+    return torch.cat(rows, 1)
+
+
+def parted(rows: torch.Tensor, *like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """View what was joined in rows [..., bytes]: matrices with the columns and dtypes of `like`."""
+    found, begin = [], 0
+    for each in like:
+        end = begin + each.shape[1] * each.itemsize
+        found.append(rows[..., begin:end].view(each.dtype))
+        begin = triton.cdiv(end, WIDE.value) * WIDE.value
+    return tuple(found)
+
+
+def _as_bytes(rows: torch.Tensor) -> torch.Tensor:
     """View a matrix as bytes. To torch, at most one element is contiguous at any strides."""
     return rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1)).view(torch.uint8)
-
-
-def without_scales(rows: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    first = rows.shape[-1] - x.shape[1] * x.itemsize
-    return rows[..., first:].view(x.dtype), rows[..., :first].view(torch.float32)

@@ -19,7 +19,7 @@ from ..collectives._given import name_of
 from ..collectives._unequal import check_counts, check_pair
 from ..fused._call import check_activation, first_dim
 from ..fused.all_reduce_rms_norm import number
-from ..fused.moe_dispatch import Handle, problem_of, with_scales, without_scales
+from ..fused.moe_dispatch import Handle, parted, problem_of, with_scales
 from ..ops.op import NoFormula
 from .library import ops
 
@@ -289,7 +289,7 @@ def moe_dispatch(
     given, problem = with_scales(problem, x, scales)
     ids, asked = topk_ids.contiguous(), (experts, problem.max_tokens, capacity, algo, world.name)
     tokens, counts, slots = ops.moe_dispatch.default(given, ids, *asked)
-    found = tokens if scales is None else without_scales(tokens, x)
+    found = tokens if scales is None else parted(tokens, x, scales)
     return found, counts, Handle(problem, ids, slots, topk_weights.float().contiguous())
 
 

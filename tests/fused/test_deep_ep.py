@@ -17,11 +17,11 @@ BF16 = torch.bfloat16
 LOCAL, HIDDEN, TOPK, MOST = 2, 128, 2, 4
 
 
-def _given(rank: int, size: int) -> tuple[torch.Tensor, ...]:
+def _given(rank: int, size: int, hidden: int = HIDDEN) -> tuple[torch.Tensor, ...]:
     """Tokens, other numbers of them on each rank; no expert twice for a token, some are none."""
     torch.manual_seed(rank)
     tokens = MOST - rank % 2
-    x = torch.randint(-4, 5, (tokens, HIDDEN)).to(BF16)
+    x = torch.randint(-4, 5, (tokens, hidden)).to(BF16)
     ids = torch.rand(tokens, LOCAL * size).topk(TOPK).indices
     ids[0, 1] = -1
     return x, ids, torch.randint(1, 9, (tokens, TOPK)).float() / 8
@@ -82,9 +82,11 @@ def test_a_rank_without_tokens_sends_no_fp8_rows(run: Run) -> None:
     assert run(main, 2) == [([2, 0], [2, 128]), ([0, 2], [0, 128])]
 
 
-def _prefill(world: World, worst: int) -> tuple[torch.Tensor, torch.Tensor, list[int], int]:
+def _prefill(
+    world: World, worst: int, hidden: int
+) -> tuple[torch.Tensor, torch.Tensor, list[int], int]:
     """Each rank weighs and adds its experts' outputs; combine adds the ranks'."""
-    x, ids, weights = (each.to(world.device) for each in _given(world.rank, world.size))
+    x, ids, weights = (each.to(world.device) for each in _given(world.rank, world.size, hidden))
     buffer = Buffer(world)
     names = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert")
     *layout, inside, _ = buffer.get_dispatch_layout(ids, LOCAL * world.size)
@@ -100,11 +102,13 @@ def _prefill(world: World, worst: int) -> tuple[torch.Tensor, torch.Tensor, list
     return found.cpu(), (back - wanted).abs().max().cpu(), numbers, len(rows)
 
 
-@pytest.mark.parametrize("worst", [0, 7])
-def test_a_layer_by_dispatch_and_combine(run: Run, worst: int) -> None:
+@pytest.mark.parametrize(("worst", "hidden"), [(0, HIDDEN), (7, 37)])
+def test_a_layer_by_dispatch_and_combine(run: Run, worst: int, hidden: int) -> None:
     """A token goes to a rank once; with num_worst_tokens the host reads nothing."""
-    every = [_given(rank, 2) for rank in range(2)]
-    for rank, (found, off, numbers, rows) in enumerate(run(lambda w: _prefill(w, worst), 2)):
+    every = [_given(rank, 2, hidden) for rank in range(2)]
+    for rank, (found, off, numbers, rows) in enumerate(
+        run(lambda w: _prefill(w, worst, hidden), 2)
+    ):
         assert torch.equal(found.to(BF16), _dense(*every[rank]))
         assert off == 0
         here = [(ids >= 0) & (ids // LOCAL == rank) for _, ids, _ in every]

@@ -145,10 +145,11 @@ def test_many_programs_and_parts_send_what_one_does(run: Run) -> None:
     assert run(main, 2) == [[True] * 3] * 2
 
 
-def test_fp8_tokens_arrive_with_their_scales(run: Run) -> None:
+@pytest.mark.parametrize("hidden", [256, 131])
+def test_fp8_tokens_arrive_with_their_scales(run: Run, hidden: int) -> None:
     def main(world: World) -> bool:
         torch.manual_seed(world.rank)
-        x = torch.randn(3, 256).to(torch.float8_e4m3fn).to(world.device)
+        x = torch.randn(3, hidden).to(torch.float8_e4m3fn).to(world.device)
         scales = torch.rand(3, 2, device=world.device)
         ids = torch.tensor([[1], [0], [1]], device=world.device)
         weights = torch.ones(3, 1, device=world.device)
