@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import triton
 
 from .moe_combine import moe_combine
 from .moe_dispatch import Handle, joined, moe_dispatch, parted
@@ -82,8 +83,8 @@ class Sent:
 class Buffer:
     """Expert parallelism for callers of DeepEP, on a world.
 
-    `num_nvl_bytes`, `num_rdma_bytes`, `low_latency_mode` and `num_qps_per_rank` are accepted but
-    not used: plans take what they need from the world's heap.
+    What DeepEP sizes and orders by hand is accepted but not used: plans take what they need from
+    the world's heap, and everything is in order on the current stream.
     """
 
     def __init__(
@@ -95,6 +96,23 @@ class Buffer:
                 f"Buffer: {type(group).__name__} is not a world; pass sundog.init(group=group)"
             )
         self.world, self.rank, self.group_size = group, group.rank, group.size
+
+    # what callers ask before they begin
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> None:
+        """Return None, which `dispatch` and `combine` take as `config`: configs are the plans'."""
+
+    get_combine_config = get_dispatch_config
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(*sizes: int) -> int:
+        """Return 0: there is no buffer besides the world's heap."""
+        return 0
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        return EventOverlap()
 
     # decode: every token to each of its experts
 
@@ -123,7 +141,7 @@ class Buffer:
 
     def low_latency_combine(
         self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: Sent,
-        async_finish: bool = False, return_recv_hook: bool = False,
+        zero_copy: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None]]:  # fmt: skip
         """Return the weighted sum of each token's rows, [tokens, hidden]: in float32, by expert."""
@@ -140,56 +158,64 @@ class Buffer:
     # prefill: every token once to each rank that has one of its experts
 
     def get_dispatch_layout(
-        self, topk_idx: torch.Tensor, num_experts: int
-    ) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, EventOverlap]:
+        self, topk_idx: torch.Tensor, num_experts: int, previous_event: EventOverlap | None = None,
+        async_finish: bool = False, allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, EventOverlap]:  # fmt: skip
         """Return tokens for each rank, None, tokens for each expert, and which token goes where."""
-        local = num_experts // self.group_size
-        ranks = _ranks_of(topk_idx, local, self.group_size)
-        experts = torch.bincount(topk_idx.flatten() + 1, minlength=num_experts + 1)[1:]
+        known = torch.where((topk_idx >= 0) & (topk_idx < num_experts), topk_idx, -1)
+        ranks = _ranks_of(known, num_experts // self.group_size)
+        experts = torch.bincount(known.flatten() + 1, minlength=num_experts + 1)[1:]
         is_sent = torch.zeros(len(topk_idx), self.group_size + 1, device=topk_idx.device)
         is_sent.scatter_(1, (ranks + 1).long(), 1.0)
         inside = is_sent[:, 1:].bool()
         return inside.sum(0, dtype=torch.int32), None, experts.int(), inside, EventOverlap()
 
     def dispatch(
-        self, x: torch.Tensor, *, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
-        num_tokens_per_expert: torch.Tensor, num_worst_tokens: int = 0, max_tokens: int = 0,
-        handle: None = None, **layout: Any,
-    ) -> tuple[_Tensor, _Tensor, _Tensor, list[int], Sent, EventOverlap]:  # fmt: skip
+        self, x: _Tensor | tuple[_Tensor, _Tensor], handle: None = None,
+        num_tokens_per_rank: _Tensor | None = None, num_tokens_per_rdma_rank: _Tensor | None = None,
+        is_token_in_rank: _Tensor | None = None, num_tokens_per_expert: _Tensor | None = None,
+        topk_idx: _Tensor | None = None, topk_weights: _Tensor | None = None,
+        expert_alignment: int = 1, num_worst_tokens: int = 0, config: None = None,
+        previous_event: EventOverlap | None = None, async_finish: bool = False,
+        allocate_on_comm_stream: bool = False, *, max_tokens: int = 0,
+    ) -> tuple[Any, _Tensor, _Tensor, list[int], Sent, EventOverlap]:  # fmt: skip
         """Return rows for this rank [n, hidden], their local experts (-1: another rank's), weights.
 
-        The host waits for n, as in DeepEP, unless `num_worst_tokens` says how many rows to return.
-        Then the list of tokens by expert is empty, and rows that are not there have experts -1.
-        `max_tokens` is the most that any rank has, the same on all ranks (default: this rank's
-        number, if all have as many). `layout`, which takes get_dispatch_layout's other results and
-        DeepEP's configs and events, is not needed.
+        x may be a pair, of FP8 rows and of scales; then so are the rows. The host waits for n, as
+        in DeepEP, unless `num_worst_tokens` says how many rows to return. Then the list of tokens
+        by expert, whose numbers are multiples of `expert_alignment`, is empty, and rows that are
+        not there have experts -1. `max_tokens` is the most that any rank has, the same on all ranks
+        (default: this rank's number, if all have as many).
         """
+        parts = x if isinstance(x, tuple) else (x,)
         if handle is not None:
             raise ValueError("dispatch: a cached handle is not taken; pass topk_idx again")
-        ids, factors = topk_idx.to(torch.int32), topk_weights.float()
-        local = num_tokens_per_expert.numel() // self.group_size
-        ranks = _ranks_of(ids, local, self.group_size)
-        ones, most = torch.ones(ranks.shape, device=x.device), max_tokens or len(x)
+        ids, factors, experts = _routes(parts, topk_idx, topk_weights, num_tokens_per_expert)
+        local = experts // self.group_size
+        ranks, most = _ranks_of(ids, local), max_tokens or len(ids)
         found, counts, made = moe_dispatch(
-            self.world, joined(x, ids, factors), ranks, ones, experts=self.group_size,
-            max_tokens=most, capacity=most,
+            self.world, joined(*parts, ids, factors), ranks, torch.ones_like(factors),
+            experts=self.group_size, max_tokens=most, capacity=most,
         )  # fmt: skip
         packing = _Packing.of(counts, most)
         number = num_worst_tokens or int(counts.sum())
         packed = packing.pack(found)[0, :number]
-        rows, experts, weights = parted(packed, x, ids, factors)
-        experts = experts - self.rank * local
-        is_there = torch.arange(len(packed), device=x.device)[:, None] < counts.sum()
-        is_mine = is_there & (experts >= 0) & (experts < local)
-        experts = torch.where(is_mine, experts, -1)
+        *rows, named, weights = parted(packed, *parts, ids, factors)
+        named = named - self.rank * local
+        is_there = torch.arange(len(packed), device=ids.device)[:, None] < counts.sum()
+        is_mine = is_there & (named >= 0) & (named < local)
+        named = torch.where(is_mine, named, -1)
         weights = torch.where(is_mine, weights, 0.0)
-        numbers = [] if num_worst_tokens else _numbers(experts, local)
+        numbers = [] if num_worst_tokens else _numbers(named, local, expert_alignment)
         sent = Sent(made, packing, number)
-        return rows, experts, weights, numbers, sent, EventOverlap()
+        received = tuple(rows) if isinstance(x, tuple) else rows[0]
+        return received, named, weights, numbers, sent, EventOverlap()
 
     def combine(
-        self, x: torch.Tensor, handle: Sent, topk_weights: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        self, x: torch.Tensor, handle: Sent, topk_weights: torch.Tensor | None = None, *,
+        config: None = None, previous_event: EventOverlap | None = None,
+        async_finish: bool = False, allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:  # fmt: skip
         """Sum each token's rows over the ranks that had it, and `topk_weights` too."""
         if len(x) != handle.rows:
             raise ValueError(f"combine: x has {len(x)} rows, the dispatch returned {handle.rows}")
@@ -216,7 +242,23 @@ def _quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return rows.view(x.shape), scales
 
 
-def _ranks_of(ids: torch.Tensor, local: int, size: int) -> torch.Tensor:
+def _routes(
+    parts: tuple[_Tensor, ...], ids: _Tensor | None, weights: _Tensor | None,
+    experts: _Tensor | None,
+) -> tuple[_Tensor, _Tensor, int]:  # fmt: skip
+    """Return experts and weights of all tokens, in the dtypes that travel; and how many experts."""
+    if ids is None or weights is None or experts is None:
+        raise ValueError("dispatch: pass topk_idx, topk_weights and num_tokens_per_expert")
+    shapes = [tuple(each.shape) for each in (*parts, ids, weights)]
+    if any(len(s) != 2 or s[0] != shapes[0][0] for s in shapes) or ids.shape != weights.shape:
+        raise ValueError(
+            f"dispatch: x, topk_idx and topk_weights have shapes {shapes}; expected [tokens, "
+            "hidden], for FP8 also scales [tokens, groups], then twice [tokens, k]"
+        )
+    return ids.to(torch.int32), weights.float(), experts.numel()
+
+
+def _ranks_of(ids: torch.Tensor, local: int) -> torch.Tensor:
     """Return the ranks of a token's experts, each once, with -1 in place of a repetition."""
     ranks = torch.where(ids < 0, -1, ids // local).to(torch.int32)
     ordered = ranks.sort(1).values
@@ -225,6 +267,7 @@ def _ranks_of(ids: torch.Tensor, local: int, size: int) -> torch.Tensor:
     return torch.where(is_new, ordered, -1).contiguous()
 
 
-def _numbers(experts: torch.Tensor, local: int) -> list[int]:
-    """Count each local expert's rows, on the host."""
-    return [int((experts == expert).sum()) for expert in range(local)]
+def _numbers(experts: torch.Tensor, local: int, multiple: int) -> list[int]:
+    """Count each local expert's rows, on the host, rounded up."""
+    counts = [int((experts == expert).sum()) for expert in range(local)]
+    return [triton.cdiv(count, multiple) * multiple for count in counts]

@@ -130,6 +130,36 @@ def test_the_layout_says_where_tokens_go() -> None:
     assert sundog.run(main, 2, "sim") == [wanted] * 2
 
 
+def test_calls_as_engines_make_them(run: Run) -> None:
+    """With configs and events, FP8 rows as a pair, and numbers rounded up."""
+
+    def main(world: World) -> list[Any]:
+        buffer = Buffer(world)
+        x, ids, weights = (each.to(world.device) for each in _given(world.rank, 2))
+        order = {"previous_event": Buffer.capture(), "async_finish": True}
+        ranks, rdma, experts, inside, _ = buffer.get_dispatch_layout(
+            ids, 2 * LOCAL, allocate_on_comm_stream=True, **order
+        )
+        scales = torch.rand(len(x), 3, device=world.device)
+        rows, _, _, numbers, handle, event = buffer.dispatch(
+            (x.to(torch.float8_e4m3fn), scales), handle=None, num_tokens_per_rank=ranks,
+            num_tokens_per_rdma_rank=rdma, is_token_in_rank=inside, num_tokens_per_expert=experts,
+            topk_idx=ids, topk_weights=weights, expert_alignment=8,
+            config=Buffer.get_dispatch_config(2), max_tokens=MOST, **order,
+        )  # fmt: skip
+        event.current_stream_wait()
+        scaled = (rows[0].float() * rows[1].sum(1, keepdim=True)).to(BF16)
+        found, *_ = buffer.combine(
+            scaled, handle, topk_weights=None, config=Buffer.get_combine_config(2), **order
+        )
+        wanted = (x.float() * scales.sum(1, keepdim=True)).to(BF16) * inside.sum(1, keepdim=True)
+        with pytest.raises(TypeError, match="num_worst"):
+            buffer.dispatch(x, topk_idx=ids, topk_weights=weights, num_worst=3)  # type: ignore[call-arg]
+        return [numbers, torch.equal(found, wanted)]
+
+    assert run(main, 2) == [[[8, 8], True]] * 2
+
+
 def test_what_is_refused() -> None:
     def main(world: World) -> list[str]:
         told = []
@@ -145,6 +175,8 @@ def test_what_is_refused() -> None:
             lambda: buffer.low_latency_combine(x, ids[:, :1], weights, sent),
             lambda: buffer.low_latency_dispatch(x[:, :40], ids, MOST, LOCAL),
             lambda: buffer.dispatch(x, **given, handle=handle),
+            lambda: buffer.dispatch(x, **{**given, "topk_weights": weights[:, :1]}),
+            lambda: buffer.dispatch(x, topk_idx=ids, topk_weights=weights),
         ):
             with pytest.raises(ValueError, match=r"Buffer|combine|use_fp8|dispatch") as caught:
                 call()
