@@ -34,7 +34,7 @@ from ..target import GPU_HEAP, has_gpu
 _CPU_HEAP = 64 << 20
 _OPERATORS = {
     dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "avg", dist.ReduceOp.MIN: "min",
-    dist.ReduceOp.MAX: "max", dist.ReduceOp.PRODUCT: "prod",
+    dist.ReduceOp.MAX: "max", dist.ReduceOp.PRODUCT: "prod", dist.ReduceOp.PREMUL_SUM: "sum",
 }  # fmt: skip
 
 
@@ -175,7 +175,7 @@ class SundogGroup(_ProcessGroup):
         if op is None:
             return _done(self._other(tensors[0])[0].allreduce(tensors, opts), tensors)
         for x in tensors:
-            _put(x, self._world.all_reduce(_flat(x), op))
+            _put(x, self._world.all_reduce(_scaled(x, opts), op))
         return Done(tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
@@ -192,7 +192,7 @@ class SundogGroup(_ProcessGroup):
         if op is None:
             return _done(self._other(tensors[0])[0].reduce(tensors, opts), tensors)
         for x in tensors:
-            result = self._world.reduce(_flat(x), opts.rootRank, op)
+            result = self._world.reduce(_scaled(x, opts), opts.rootRank, op)
             if result is not None:
                 _put(x, result)
         return Done(tensors)
@@ -207,7 +207,7 @@ class SundogGroup(_ProcessGroup):
             other = self._fall_back("reduce_scatter", why, outputs[0])
             return _done(other(outputs, inputs, opts), outputs)
         for out, parts in zip(outputs, inputs, strict=True):
-            whole = torch.cat([_flat(part).view(-1) for part in parts])
+            whole = torch.cat([_scaled(part, opts).view(-1) for part in parts])
             _put(out, self._world.reduce_scatter(whole, op))
         return Done(outputs)
 
@@ -216,7 +216,7 @@ class SundogGroup(_ProcessGroup):
         op = self._operator("reduce_scatter_single", opts, [x])
         if op is None:
             return self.reduce_scatter([out], [list(x.chunk(self._world.size))], opts)
-        _put(out, self._world.reduce_scatter(_flat(x).view(-1), op))
+        _put(out, self._world.reduce_scatter(_scaled(x, opts).view(-1), op))
         return Done([out])
 
     def reduce_scatter_single_coalesced(
@@ -379,15 +379,23 @@ def _flat(x: Tensor) -> Tensor:
     return x.detach().contiguous()
 
 
+def _scaled(x: Tensor, opts: Any) -> Tensor:
+    """Return what a reduction adds: for PREMUL_SUM, which FSDP2 asks for, x times its factor."""
+    if opts is None or opts.reduceOp != dist.ReduceOp.PREMUL_SUM:
+        return _flat(x)
+    factor = opts.reduceOp.__getstate__()[1]  # the only way to it in Python
+    return (_flat(x) * factor).to(x.dtype)
+
+
 def _put(out: Tensor, result: Tensor) -> None:
     """Copy a result to where c10d wants it, like gloo, unseen by autograd.
 
     So the target may be a parameter, or a tensor whose views are still in use.
     """
-    if out.numel() != result.numel():
+    if out.numel() != result.numel() or out.dtype != result.dtype:
         raise ValueError(
-            f"the result has {result.numel()} elements, and the tensor for it has shape "
-            f"{tuple(out.shape)}: pass one that holds it"
+            f"the result has {result.numel()} elements of {result.dtype}, and the tensor for it "
+            f"has shape {tuple(out.shape)} and {out.dtype}: pass one that holds it"
         )
     out.data.copy_(result.view(out.shape))
 

@@ -76,6 +76,34 @@ def call_all(rank: int, by_gloo: bool = False) -> None:
     dist.barrier()
 
 
+def test_a_sum_of_scaled_tensors() -> None:
+    """PREMUL_SUM, of a number or a tensor; FSDP2 asks for it by set_gradient_divide_factor."""
+
+    def main(rank: int) -> None:
+        x = torch.arange(4.0) + rank
+        for factor in (0.5, torch.tensor([0.5])):
+            half = dist.ReduceOp.PREMUL_SUM(factor)
+            y, mine = x.clone(), torch.empty(2)
+            dist.all_reduce(y, half)
+            dist.reduce_scatter_tensor(mine, x, half)
+            assert y.tolist() == [0.5, 1.5, 2.5, 3.5]
+            assert torch.equal(mine, y.chunk(2)[rank])
+        layer = fully_shard(nn.Linear(3, 2, bias=False))
+        layer.set_gradient_divide_factor(4)
+        layer(torch.full((1, 3), rank + 1.0)).sum().backward()
+        assert layer.weight.grad.full_tensor().tolist() == [[0.75] * 3] * 2
+
+    job(main, RANKS, "sundog")
+
+
+def test_a_result_of_another_dtype_is_refused() -> None:
+    def main(rank: int) -> None:
+        with pytest.raises(ValueError, match=r"elements of torch.float32, .* and torch.float64"):
+            dist.all_gather_into_tensor(torch.empty(8, dtype=torch.float64), torch.ones(4))
+
+    job(main, RANKS, "sundog")
+
+
 def test_coalesced_and_functional_collectives() -> None:
     def main(rank: int) -> None:
         group = dist.group.WORLD
@@ -220,7 +248,7 @@ def test_unequal_parts_parameters_and_groups_that_end() -> None:
             dist.all_gather_into_tensor(torch.empty(3), torch.ones(2))
         return str(error.value)
 
-    said = "the tensor for it has shape (3,): pass one that holds it"
+    said = "the tensor for it has shape (3,) and torch.float32: pass one that holds it"
     assert all(said in text for text in job(main, RANKS, "sundog"))
 
 
