@@ -125,6 +125,11 @@ def check_activation(op: str, activation: Any) -> None:
         raise ValueError(f"{op}: activation {activation!r}: expected None or 'silu'")
 
 
+def check_shard(op: str, shard: Any) -> None:
+    if shard not in ("k", "m"):
+        raise ValueError(f"{op}: shard {shard!r}: expected 'k' or 'm'")
+
+
 def _check_memory(op: str, named: dict[str, torch.Tensor | None]) -> None:
     """Refuse an output that shares memory with an input."""
     out = named["out"]

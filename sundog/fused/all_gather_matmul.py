@@ -22,7 +22,7 @@ import torch
 from ..ops.dispatch import CallOptions
 from ..ops.op import Cost
 from . import _gemm
-from ._call import by_rows, call_matrices, check_matrices, check_tensors
+from ._call import by_rows, call_matrices, check_matrices, check_shard, check_tensors
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -133,11 +133,9 @@ def all_gather_matmul(
 
         return by_rows(world, OP, a, out, explain, run, world.size if shard == "m" else 1)
     check_tensors(world, OP, a=a, b=b, bias=bias, out=out)
-    if shard not in ("k", "m") or a.dim() != 2:
-        raise ValueError(
-            f"{OP}: shard {shard!r}, a of shape {tuple(a.shape)}: expected 'k' or 'm', and two "
-            "dimensions"
-        )
+    check_shard(OP, shard)
+    if a.dim() != 2:
+        raise ValueError(f"{OP}: a of shape {tuple(a.shape)}: expected two dimensions")
     m, k = a.shape
     m, k = (m, k * world.size) if shard == "k" else (m * world.size, k)
     dtype = out_dtype or a.dtype

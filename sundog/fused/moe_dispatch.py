@@ -266,6 +266,13 @@ def problem_of(
         )
     if ids.dtype not in (torch.int64, torch.int32):  # weights passed here would be cut to 0
         raise ValueError(f"{OP}: topk_ids are {ids.dtype}, expected torch.int64 or torch.int32")
+    for name, number in {
+        "experts": experts,
+        "max_tokens": max_tokens,
+        "capacity": capacity,
+    }.items():
+        if not hasattr(number, "__index__"):
+            raise ValueError(f"{OP}: {name} {number!r} is not a whole number")
     most = max_tokens or x.shape[0]
     if x.shape[0] > most:
         raise ValueError(f"{OP}: x has {x.shape[0]} tokens, and max_tokens is {most}")

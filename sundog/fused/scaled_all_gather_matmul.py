@@ -18,7 +18,7 @@ from .. import gpu_limits
 from ..ops.dispatch import CallOptions, call, packed
 from ..ops.op import Plan, agree
 from . import _aligned, _scaled, _unfused, all_gather_matmul
-from ._call import check_tensors, resident
+from ._call import check_shard, check_tensors, resident
 from ._scaled import Config, default, inputs, space
 from .all_gather_matmul import cost
 from .all_gather_matmul_barrier import gather
@@ -141,8 +141,9 @@ def scaled_all_gather_matmul(
     bfloat16 unless `out_dtype` says otherwise. Pass `weight.T` as b.
     """
     check_tensors(world, OP, a=a, b=b)
-    if shard not in ("k", "m") or a.dim() != 2:
-        raise ValueError(f"{OP}: shard {shard!r}, a of shape {tuple(a.shape)}: expected 'k' or 'm'")
+    check_shard(OP, shard)
+    if a.dim() != 2:
+        raise ValueError(f"{OP}: a of shape {tuple(a.shape)}: expected two dimensions")
     a = packed(world, OP, a, explain, "a")
     m, k = a.shape
     m, k = (m, k * world.size) if shard == "k" else (m * world.size, k)

@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling as is_tracing
 
 from ..collectives._given import name_of
 from ..collectives._unequal import check_counts, check_pair
-from ..fused._call import check_activation, first_dim
+from ..fused._call import check_activation, check_shard, first_dim
 from ..fused.all_reduce_rms_norm import number
 from ..fused.moe_dispatch import Handle, parted, problem_of, with_scales
 from ..ops.op import NoFormula
@@ -80,7 +80,7 @@ def all_reduce(
     world: World, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    _check_call("all_reduce", world, config, async_op, explain, out, x)
+    _check_call("all_reduce", world, config, async_op, explain, out, x=x)
     return _into(out, ops.all_reduce.default(x, name_of(op), algo, world.name))
 
 
@@ -89,7 +89,7 @@ def all_gather(
     config: Any = None, async_op: bool = False, explain: bool = False,
     splits: Sequence[int] | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    _check_call("all_gather", world, config, async_op, explain, out, x)
+    _check_call("all_gather", world, config, async_op, explain, out, x=x)
     parts = None
     if splits is not None:
         parts = check_counts(world.size, "all_gather: splits", splits)
@@ -100,7 +100,7 @@ def reduce_scatter(
     world: World, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    _check_call("reduce_scatter", world, config, async_op, explain, out, x)
+    _check_call("reduce_scatter", world, config, async_op, explain, out, x=x)
     return _into(out, ops.reduce_scatter.default(x, name_of(op), algo, world.name))
 
 
@@ -109,7 +109,7 @@ def all_to_all(
     in_splits: Sequence[int] | None = None, out_splits: Sequence[int] | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    _check_call("all_to_all", world, config, async_op, explain, out, x)
+    _check_call("all_to_all", world, config, async_op, explain, out, x=x)
     if in_splits is not None or out_splits is not None:
         in_splits, out_splits = check_pair(world.size, in_splits, out_splits)
     return _into(out, ops.all_to_all.default(x, in_splits, out_splits, algo, world.name))
@@ -119,7 +119,7 @@ def broadcast(
     world: World, x: torch.Tensor, src: int = 0, out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    _check_call("broadcast", world, config, async_op, explain, out, x)
+    _check_call("broadcast", world, config, async_op, explain, out, x=x)
     src = world._check_rank(src)
     return _into(out, ops.broadcast.default(x, src, algo, world.name))
 
@@ -128,7 +128,7 @@ def reduce(
     world: World, x: torch.Tensor, dst: int, op: str = "sum", out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor | None:  # fmt: skip
-    _check_call("reduce", world, config, async_op, explain, out, x)
+    _check_call("reduce", world, config, async_op, explain, out, x=x)
     dst = world._check_rank(dst)
     result = ops.reduce.default(x, dst, name_of(op), algo, world.name)
     return _on_one(world, dst, out, result, x)
@@ -138,7 +138,7 @@ def gather(
     world: World, x: torch.Tensor, dst: int = 0, out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor | None:  # fmt: skip
-    _check_call("gather", world, config, async_op, explain, out, x)
+    _check_call("gather", world, config, async_op, explain, out, x=x)
     dst = world._check_rank(dst)
     result = ops.gather.default(x, dst, algo, world.name)
     return _on_one(world, dst, out, result, x)
@@ -148,7 +148,7 @@ def scatter(
     world: World, x: torch.Tensor | None, src: int = 0, out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    _check_call("scatter", world, config, async_op, explain, out, x)
+    _check_call("scatter", world, config, async_op, explain, out, x=x)
     src = world._check_rank(src)
     if x is None:
         raise ValueError(
@@ -164,8 +164,9 @@ def all_gather_matmul(
     out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    _check_call("all_gather_matmul", world, config, False, explain, out, a, b, bias)
+    _check_call("all_gather_matmul", world, config, False, explain, out, a=a, b=b, bias=bias)
     check_activation("all_gather_matmul", activation)
+    check_shard("all_gather_matmul", shard)
     call = ops.all_gather_matmul.default
     more = (b, bias, activation, out_dtype, shard, algo, world.name)
     times = world.size if shard == "m" else 1
@@ -193,7 +194,7 @@ def _summed_or_gathered(name: str) -> Callable[..., torch.Tensor]:
         out: torch.Tensor | None = None, *,
         algo: str = "auto", config: Any = None, explain: bool = False,
     ) -> torch.Tensor:  # fmt: skip
-        _check_call(name, world, config, False, explain, out, a, b, bias)
+        _check_call(name, world, config, False, explain, out, a=a, b=b, bias=bias)
         check_activation(name, activation)
         op, more = getattr(ops, name).default, (b, bias, activation, out_dtype, algo, world.name)
         times = world.size if name == "matmul_all_gather" else 1
@@ -212,9 +213,10 @@ def all_reduce_rms_norm(
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     name = "all_reduce_rms_norm"
     _refuse_out(name, out)
-    _check_call(name, world, config, False, explain, out, x)
+    tensors = {"x": x, "residual": residual, "weight": weight, "bias": bias, "scale": scale}
+    _check_call(name, world, config, False, explain, out, **tensors)
     call = ops.all_reduce_rms_norm.default
-    given = (x, residual, weight, number(eps), bias, gemma, quant, scale, both, fp8)
+    given = (x, residual, weight, number(eps), bias, gemma, str(quant), scale, both, fp8)
     return tuple(call(*given, algo, world.name))
 
 
@@ -223,7 +225,7 @@ def quantized_all_reduce(
     wire: str | torch.dtype = "fp8", algo: str = "auto", config: Any = None,
     async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    _check_call("quantized_all_reduce", world, config, async_op, explain, out, x)
+    _check_call("quantized_all_reduce", world, config, async_op, explain, out, x=x)
     call = ops.quantized_all_reduce.default
     return _into(out, call(x, op, _wire_name(wire), algo, world.name))
 
@@ -233,7 +235,7 @@ def quantized_all_gather(
     wire: str | torch.dtype = "fp8", algo: str = "auto", config: Any = None,
     async_op: bool = False, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    _check_call("quantized_all_gather", world, config, async_op, explain, out, x)
+    _check_call("quantized_all_gather", world, config, async_op, explain, out, x=x)
     call = ops.quantized_all_gather.default
     return _into(out, call(x, _wire_name(wire), algo, world.name))
 
@@ -248,8 +250,10 @@ def scaled_all_gather_matmul(
     out_dtype: torch.dtype | None = None, shard: str = "k", out: torch.Tensor | None = None, *,
     algo: str = "auto", config: Any = None, explain: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    _check_call("scaled_all_gather_matmul", world, config, False, explain, out, a, b, bias)
+    tensors = {"a": a, "b": b, "bias": bias, "a_scale": a_scale, "b_scale": b_scale}
+    _check_call("scaled_all_gather_matmul", world, config, False, explain, out, **tensors)
     check_activation("scaled_all_gather_matmul", activation)
+    check_shard("scaled_all_gather_matmul", shard)
     given = (a, b, a_scale, b_scale, bias, activation, out_dtype, shard)
     return _into(out, ops.scaled_all_gather_matmul.default(*given, algo, world.name))
 
@@ -263,7 +267,8 @@ def _scaled_sum(name: str) -> Callable[..., torch.Tensor]:
         out: torch.Tensor | None = None, *,
         algo: str = "auto", config: Any = None, explain: bool = False,
     ) -> torch.Tensor:  # fmt: skip
-        _check_call(name, world, config, False, explain, out, a, b)
+        tensors = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
+        _check_call(name, world, config, False, explain, out, **tensors)
         op = getattr(ops, name).default
         return _into(out, op(a, b, a_scale, b_scale, out_dtype, algo, world.name))
 
@@ -278,7 +283,8 @@ def moe_dispatch(
 ) -> tuple[Any, torch.Tensor, Handle]:  # fmt: skip
     name = "moe_dispatch"
     _refuse_out(name, out)
-    _check_call(name, world, config, False, explain, out, x)
+    tensors = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights}
+    _check_call(name, world, config, False, explain, out, **tensors)
     has_grad = x.requires_grad or (scales is not None and scales.requires_grad)
     if scales is not None and has_grad and torch.is_grad_enabled():
         raise ValueError(
@@ -299,7 +305,7 @@ def moe_combine(
 ) -> torch.Tensor:  # fmt: skip
     if not isinstance(handle, Handle):
         raise ValueError(f"moe_combine: handle is a {type(handle)}, expected moe_dispatch's")
-    _check_call("moe_combine", world, config, False, explain, out, y, handle.weights)
+    _check_call("moe_combine", world, config, False, explain, out, y=y, topk_weights=handle.weights)
     asked = handle.problem
     sizes = (asked.experts, asked.max_tokens, asked.capacity)
     call = ops.moe_combine.default
@@ -316,12 +322,13 @@ def _refuse_out(name: str, out: torch.Tensor | None) -> None:
 
 def _check_call(
     name: str, world: World, config: Any, async_op: bool, explain: bool,
-    out: torch.Tensor | None, *inputs: torch.Tensor | None,
+    out: torch.Tensor | None, **inputs: torch.Tensor | None,
 ) -> None:  # fmt: skip
     """Raise ValueError for arguments that a graph can't hold."""
     world._check_open()
-    for called, x in zip(("the input", "b"), inputs, strict=False):
-        if not isinstance(x, torch.Tensor) and name != "scatter":  # whose own error says more
+    for called, x in inputs.items():
+        may_lack = called in ("bias", "scale") or name == "scatter"  # whose own error says more
+        if not isinstance(x, torch.Tensor) and not (x is None and may_lack):
             raise ValueError(f"{name}: {called} is a {type(x).__name__}, expected a tensor")
     if config is not None or async_op or explain:
         option = "config" if config is not None else "async_op" if async_op else "explain"
@@ -331,7 +338,7 @@ def _check_call(
         )
     if out is None or not torch.is_grad_enabled():
         return
-    for called, tensor in (("out", out), *zip(("x", "b", "bias"), inputs, strict=False)):
+    for called, tensor in (("out", out), *inputs.items()):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
             raise ValueError(
                 f"{name}: {called} requires grad, and with out= {name} has no backward formula: "

@@ -135,6 +135,24 @@ def test_of_arguments_that_a_schema_has_no_type_for(run: Run, how: str, has_grad
             "all_reduce_rms_norm: eps None: expected a number": (
                 lambda x: world.all_reduce_rms_norm(x, y[:4], y[0], eps=None)
             ),
+            "all_reduce_rms_norm: quant 'row': expected 'tensor', 'token' or 'group'": (
+                lambda x: world.all_reduce_rms_norm(x, y[:4], y[0], quant="row")
+            ),
+            ": expected 'tensor', 'token' or 'group'": (
+                lambda x: world.all_reduce_rms_norm(x, y[:4], y[0], quant=None)
+            ),
+            "all_reduce_rms_norm: residual is a list, expected a tensor": (
+                lambda x: world.all_reduce_rms_norm(x, [1], y[0])
+            ),
+            "matmul_all_reduce: bias is a int, expected a tensor": (
+                lambda x: world.matmul_all_reduce(x, y[:4], 3)
+            ),
+            "all_gather_matmul: shard 'z': expected 'k' or 'm'": (
+                lambda x: world.all_gather_matmul(x, y, shard="z")
+            ),
+            "moe_dispatch: experts '2' is not a whole number": (
+                lambda x: world.moe_dispatch(x, y[:4].int(), y[:4], experts="2")
+            ),
         }
         for expected, call in calls.items():
             assert expected in sentence(how, call, x)
