@@ -163,7 +163,7 @@ class Buffer:
     ) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, EventOverlap]:  # fmt: skip
         """Return tokens for each rank, None, tokens for each expert, and which token goes where."""
         known = torch.where((topk_idx >= 0) & (topk_idx < num_experts), topk_idx, -1)
-        ranks = _ranks_of(known, num_experts // self.group_size)
+        ranks = self._ranks_of(known, num_experts)
         experts = torch.bincount(known.flatten() + 1, minlength=num_experts + 1)[1:]
         is_sent = torch.zeros(len(topk_idx), self.group_size + 1, device=topk_idx.device)
         is_sent.scatter_(1, (ranks + 1).long(), 1.0)
@@ -191,8 +191,7 @@ class Buffer:
         if handle is not None:
             raise ValueError("dispatch: a cached handle is not taken; pass topk_idx again")
         ids, factors, experts = _routes(parts, topk_idx, topk_weights, num_tokens_per_expert)
-        local = experts // self.group_size
-        ranks, most = _ranks_of(ids, local), max_tokens or len(ids)
+        ranks, most = self._ranks_of(ids, experts), max_tokens or len(ids)
         found, counts, made = moe_dispatch(
             self.world, joined(*parts, ids, factors), ranks, torch.ones_like(factors),
             experts=self.group_size, max_tokens=most, capacity=most,
@@ -201,6 +200,7 @@ class Buffer:
         number = num_worst_tokens or int(counts.sum())
         packed = packing.pack(found)[0, :number]
         *rows, named, weights = parted(packed, *parts, ids, factors)
+        local = experts // self.group_size
         named = named - self.rank * local
         is_there = torch.arange(len(packed), device=ids.device)[:, None] < counts.sum()
         is_mine = is_there & (named >= 0) & (named < local)
@@ -210,6 +210,20 @@ class Buffer:
         sent = Sent(made, packing, number)
         received = tuple(rows) if isinstance(x, tuple) else rows[0]
         return received, named, weights, numbers, sent, EventOverlap()
+
+    def _ranks_of(self, ids: _Tensor, experts: int) -> _Tensor:
+        """Return the ranks of a token's experts, each once, with -1 in place of a repetition.
+
+        What is no expert stays, so that moe_dispatch names it.
+        """
+        if experts < 1 or experts % self.group_size:
+            raise ValueError(f"{experts} experts do not divide among {self.group_size} ranks")
+        local = experts // self.group_size
+        ranks = torch.where((ids >= 0) & (ids < experts), ids // local, ids)
+        ordered = ranks.to(torch.int32).sort(1).values
+        is_new = torch.ones_like(ordered, dtype=torch.bool)
+        is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+        return torch.where(is_new, ordered, -1).contiguous()
 
     def combine(
         self, x: torch.Tensor, handle: Sent, topk_weights: torch.Tensor | None = None, *,
@@ -256,15 +270,6 @@ def _routes(
             "hidden], for FP8 also scales [tokens, groups], then twice [tokens, k]"
         )
     return ids.to(torch.int32), weights.float(), experts.numel()
-
-
-def _ranks_of(ids: torch.Tensor, local: int) -> torch.Tensor:
-    """Return the ranks of a token's experts, each once, with -1 in place of a repetition."""
-    ranks = torch.where(ids < 0, -1, ids // local).to(torch.int32)
-    ordered = ranks.sort(1).values
-    is_new = torch.ones_like(ordered, dtype=torch.bool)
-    is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    return torch.where(is_new, ordered, -1).contiguous()
 
 
 def _numbers(experts: torch.Tensor, local: int, multiple: int) -> list[int]:

@@ -10,6 +10,7 @@ import torch
 
 import sundog
 from sundog import World
+from sundog.errors import WaitTimeout
 from sundog.fused.deep_ep import Buffer
 
 Run = Callable[..., list[Any]]
@@ -160,6 +161,26 @@ def test_calls_as_engines_make_them(run: Run) -> None:
     assert run(main, 2) == [[[8, 8], True]] * 2
 
 
+def test_an_expert_that_does_not_exist_is_named(run: Run) -> None:
+    def main(world: World) -> str:
+        x = torch.ones(2, 4, device=world.device)
+        ids = torch.tensor([[0, 9], [1, 2]], device=world.device)
+        buffer = Buffer(world)
+        *_, experts, _, _ = buffer.get_dispatch_layout(ids, 4)
+
+        def call() -> None:
+            buffer.dispatch(x, topk_idx=ids, topk_weights=ids, num_tokens_per_expert=experts)
+            world.synchronize()
+
+        with pytest.raises(WaitTimeout) as caught:
+            call()
+        world.barrier()
+        return str(caught.value)
+
+    for told in run(main, 2):
+        assert "moe_dispatch.expert_index[0] is 9" in told
+
+
 def test_what_is_refused() -> None:
     def main(world: World) -> list[str]:
         told = []
@@ -177,8 +198,11 @@ def test_what_is_refused() -> None:
             lambda: buffer.dispatch(x, **given, handle=handle),
             lambda: buffer.dispatch(x, **{**given, "topk_weights": weights[:, :1]}),
             lambda: buffer.dispatch(x, topk_idx=ids, topk_weights=weights),
+            lambda: buffer.get_dispatch_layout(ids, 0),
         ):
-            with pytest.raises(ValueError, match=r"Buffer|combine|use_fp8|dispatch") as caught:
+            with pytest.raises(
+                ValueError, match=r"Buffer|combine|use_fp8|dispatch|0 experts do not"
+            ) as caught:
                 call()
             told.append(str(caught.value))
         return told
