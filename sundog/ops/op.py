@@ -142,6 +142,9 @@ def _unusual(tensor: torch.Tensor) -> tuple[str, str] | None:
         return "a fake tensor, without data", "pass a tensor that was made outside the fake mode"
     if tensor.is_nested:
         return "a nested tensor", "pass {0}.values(), or each of its tensors"
+    if hasattr(type(tensor), "__tensor_flatten__"):
+        what = f"an instance of {type(tensor).__name__}, which wraps a tensor and has no memory"
+        return what, "pass the tensor inside; for a functional collective's result {0}.wait()"
     if tensor.layout != torch.strided:
         return f"not dense ({tensor.layout})", "pass {0}.to_dense()"
     if tensor.is_quantized:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 import sundog
 
@@ -35,6 +36,9 @@ def _fake() -> torch.Tensor:
 
 MAKERS: dict[str, Callable[[], torch.Tensor | None]] = {
     "a DTensor; pass x.to_local()": lambda: torch.ones(4).as_subclass(Distributed),
+    "instance of AsyncCollectiveTensor, which wraps a tensor and has no memory": lambda: (
+        AsyncCollectiveTensor(torch.ones(4))  # what functional collectives return
+    ),
     "not dense (torch.sparse_coo); pass x.to_dense()": lambda: torch.eye(4).to_sparse(),
     "not dense (torch.sparse_csr); pass x.to_dense()": lambda: torch.eye(4).to_sparse_csr(),
     "a nested tensor; pass x.values()": lambda: torch.nested.nested_tensor(
