@@ -33,7 +33,7 @@ def run_ptx(
     builder: Builder, text: str, handles: list[Value], results: list[Any], pack: int
 ) -> list[Value]:
     """Run a block on these arguments and return its results, one per type."""
-    assembly = parse(text.replace("$$", "$"))
+    assembly = parse(text.replace("$$", "$").replace("${:uid}", "0"))  # as LLVM does
     program = builder.machine.program
     shapes = [r.shape for r in results if r.is_block()]
     size = max((handle.data.size for handle in handles), default=1)
@@ -176,6 +176,16 @@ class _Block:
             return np.broadcast_to(like.astype(dtype), self.lanes.count)
         return np.full(self.lanes.count, value).astype(dtype)
 
+    def parts(self, operand: Operand) -> tuple[Operand, ...]:
+        """Return the registers that an operand names: one, {a, b}, or those of a vector."""
+        if isinstance(operand, tuple):
+            return operand
+        count = self.assembly.declared.get(operand.name, 1) if isinstance(operand, Register) else 1
+        if count == 1:
+            return (operand,)
+        assert isinstance(operand, Register)
+        return tuple(Register(f"{operand.name}.{part}") for part in [*_PARTS][:count])
+
     def _joined(self, parts: tuple[Operand, ...], kind: str, instruction: Any) -> np.ndarray:
         """Return {low, high} as one value."""
         width = bytes_of(kind) * 8 // len(parts)
@@ -240,7 +250,7 @@ class _Block:
         if name in MEMORY:
             run_memory(self, instruction)
         elif name in ("bar", "barrier"):
-            if "sync" not in parts or len(instruction.operands) > 1:
+            if "sync" not in parts or not self._is_of_all(instruction.operands[1:]):
                 raise instruction.refused("only a barrier of all threads is known: bar.sync 0")
             if "warp" in parts and self.lanes.num_threads > _WARP:
                 return  # it orders the threads of one warp, of which a program has several
@@ -249,8 +259,14 @@ class _Block:
         elif name == "griddepcontrol":
             if "wait" in parts:
                 self.builder.machine.accesses.grid_wait()
+        elif name == "trap":
+            raise KernelError(f"inline PTX, line {instruction.line}: {instruction.text}: it traps")
         elif name not in _IGNORED:
             self._compute(instruction)
+
+    def _is_of_all(self, count: tuple[Operand, ...]) -> bool:
+        """Return whether a barrier is for all threads: it gives their number, or none."""
+        return count in ((), (Immediate(self.lanes.num_threads),))
 
     def _whole_program(self, instruction: PtxInstruction) -> None:
         if not self.active.all():
@@ -306,14 +322,11 @@ class _Block:
 
     def _move(self, instruction: PtxInstruction, kind: str) -> None:
         target, source = instruction.operands[:2]
-        name = target.name if isinstance(target, Register) else ""
-        if self.assembly.declared.get(name, 1) > 1:  # mov.v4.b32 %acc, 0 fills all parts
-            parts = list(_PARTS)[: self.assembly.declared[name]]
-            for part in parts:
-                whole = isinstance(source, Register) and source.name in self.assembly.declared
-                given = Register(f"{source.name}.{part}") if whole else source  # type: ignore[union-attr]
-                bits = as_bits(self.read(given, kind, instruction), kind)
-                self.write_bits(Register(f"{name}.{part}"), bits, kind, instruction)
+        parts, given = self.parts(target), self.parts(source)
+        if not isinstance(target, tuple) and len(parts) > 1:
+            given = given * len(parts) if len(given) == 1 else given  # mov.v4.b32 %acc, 0 fills all
+            for part, each in zip(parts, given, strict=True):
+                self.write(part, self.read(each, kind, instruction), kind, instruction)
             return
         if isinstance(target, tuple):  # {a, b} = a value, cut into parts
             self.write_bits(
@@ -323,13 +336,18 @@ class _Block:
         self.write(target, self.read(source, kind, instruction), kind, instruction)
 
     def _compare(self, instruction: PtxInstruction, kind: str) -> None:
-        target, left, right = instruction.operands[:3]
+        target, left, right, *others = instruction.operands
         sign = next((part for part in instruction.parts if part in COMPARE), "")
-        if not sign or len(instruction.operands) > 3 or isinstance(target, Address):
+        join = next((part for part in instruction.parts if part in ("and", "or", "xor")), "")
+        if not sign or len(others) != bool(join) or isinstance(target, Address):
             raise instruction.refused("this comparison is not known")
         a, b = self.read(left, kind, instruction), self.read(right, kind, instruction)
         self.builder.machine.program.compared_with(_SIGNS.get(sign, sign), b[self.active])
-        self.write(target, COMPARE[sign](a, b), "pred", instruction)
+        found = COMPARE[sign](a, b)
+        for each, holds in zip(self.parts(target), (found, ~found), strict=False):  # p, or p|q
+            if join:
+                holds = BINARY[join](holds, self.read(others[0], "pred", instruction))
+            self.write(each, holds, "pred", instruction)
 
 
 def _wide(kind: str) -> str:

@@ -13,9 +13,10 @@ import numpy as np
 import triton.language as tl
 from triton._C.libtriton import ir
 
+from ..errors import KernelError
 from .numerics import Value
 from .ptx_arithmetic import as_bits, as_type, bytes_of, is_type
-from .ptx_parse import Address, Operand, PtxInstruction
+from .ptx_parse import Address, Operand, PtxInstruction, Register
 
 if TYPE_CHECKING:
     from .ptx import _Block
@@ -35,6 +36,14 @@ _SCOPES = {
     "sys": ir.MEM_SYNC_SCOPE.SYSTEM,
 }
 _NOT_SIMULATED = ("shared", "local", "param", "const")  # state spaces
+_ORDERS = {  # the semantics that each may have
+    **dict.fromkeys(("ld", "ldu", "ld_reduce"), ("relaxed", "acquire")),
+    **dict.fromkeys(("st", "red"), ("relaxed", "release")),
+    "atom": tuple(_SEMANTICS),
+}
+_CACHES = ("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
+_OTHERS = ("global", "weak", "volatile", "mmio", "noftz", "cas", "v2", "v4", "v8", *_CACHES)
+_HINTS = ("L1::", "L2::", "acc::")
 _PROXIES = ("async", "async.global", "async.shared::cta", "async.shared::cluster")
 _FENCES = ("acq_rel", "sc", "acquire", "release")
 _NAMES = {"add": "ADD", "exch": "XCHG", "and": "AND", "or": "OR", "xor": "XOR",
@@ -99,6 +108,8 @@ class _Access:
         self.block, self.instruction = block, instruction
         self.builder, self.at = block.builder, block.at(instruction)
         parts = instruction.parts
+        multimem = instruction.name == "multimem"
+        name, words = (parts[0], parts[1:]) if multimem and parts else (instruction.name, parts)
         kinds = [part for part in parts if is_type(part)]
         if not kinds or kinds[-1] not in _TYPES:
             raise instruction.refused("an access needs a type, such as .u32")
@@ -106,10 +117,29 @@ class _Access:
         self.width = next((int(part[1:]) for part in parts if part in ("v2", "v4", "v8")), 1)
         self.volatile = "volatile" in parts
         self.sem = next((part for part in parts if part in _SEMANTICS), "")
+        self._check(name, words)
         default = "sys" if "mmio" in parts else "gpu"
         self.scope = _SCOPES[next((part for part in parts if part in _SCOPES), default)]
         if "mmio" in parts or (not self.sem and instruction.name in ("atom", "red")):
             self.sem = self.sem or "relaxed"
+
+    def _check(self, name: str, words: tuple[str, ...]) -> None:
+        """Refuse a part of the opcode that is not known, and an order that PTX does not have."""
+        orders = _ORDERS.get(name)
+        if orders is None:
+            raise self.instruction.refused("this instruction is not known")
+        for word in words:
+            known = word in (*_SEMANTICS, *_SCOPES, *_NAMES, *_OTHERS) or is_type(word)
+            if not known and not word.startswith(_HINTS):
+                raise self.instruction.refused(f".{word} is not known")
+        if self.sem and self.sem not in orders:
+            raise self.instruction.refused(f"{name} has no .{self.sem}: {' or '.join(orders)}")
+        if self.sem and name in ("ld", "st") and not any(word in _SCOPES for word in words):
+            raise self.instruction.refused(f"{name}.{self.sem} needs a scope: .cta, .gpu or .sys")
+        for each in self.instruction.operands[:2]:
+            count = len(self.block.parts(each))
+            if count != self.width and not isinstance(each, Address) and each != Register("_"):
+                raise self.instruction.refused(f"{count} registers for {self.width} values")
 
     # operands
 
@@ -118,8 +148,17 @@ class _Access:
         if not isinstance(operand, Address):
             raise self.instruction.refused("expected an address in brackets")
         base = self.block.read(operand.base, "u64", self.instruction)[self.block.active]
+        base = base + np.uint64(operand.offset % (1 << 64))
+        nbytes = self.width * bytes_of(self.kind)
+        wrong = base[base % np.uint64(nbytes) != 0]
+        if wrong.size:
+            raise KernelError(
+                f"inline PTX, line {self.instruction.line}: {self.instruction.text}: address "
+                f"{int(wrong[0]):#x} is not a multiple of {nbytes}: a GPU stops with 'misaligned "
+                "address'"
+            )
         parts = np.arange(self.width, dtype=np.uint64) * np.uint64(bytes_of(self.kind))
-        return (base + np.uint64(operand.offset % (1 << 64)))[:, None] + parts
+        return base[:, None] + parts
 
     def pointers(self, addresses: np.ndarray) -> Value:
         return Value(addresses.ravel(), tl.pointer_type(self.dtype))
@@ -130,7 +169,7 @@ class _Access:
 
     def values(self, operand: Operand) -> Value:
         """Return the stored values, in the order of the addresses."""
-        parts = operand if isinstance(operand, tuple) else (operand,)
+        parts = self.block.parts(operand)
         read = [self.block.read(each, self._raw, self.instruction) for each in parts]
         stacked = np.stack([each[self.block.active] for each in read], axis=1).ravel()
         return Value(np.ascontiguousarray(stacked), self.dtype)
@@ -144,8 +183,7 @@ class _Access:
         """Write what was loaded to a register, or to one register per part."""
         block, active = self.block, self.block.active
         rows = found.reshape(-1, self.width)
-        targets = operand if isinstance(operand, tuple) else (operand,)
-        for place, target in enumerate(targets):
+        for place, target in enumerate(self.block.parts(operand)):
             bits = np.zeros(len(active), np.uint64)
             column = np.ascontiguousarray(rows[:, place])
             bits[active] = column.view(f"u{column.itemsize}").astype(np.uint64)

@@ -84,6 +84,7 @@ _DECLARED = re.compile(r"([%\w$]+)(?:<(\d+)>)?$")
 _FEWEST = {"ld": 2, "ldu": 2, "st": 2, "atom": 3, "red": 2, "multimem": 2, "mov": 2, "cvta": 2,
            "setp": 3, "cvt": 2, "selp": 4, "bra": 1}  # fmt: skip
 _ADDRESS = re.compile(r"\[\s*([^+\-\]\s]+)\s*([+-]?)\s*([^\]]*)\]$")
+_NAME = re.compile(r"[\w%$.]+")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -165,6 +166,8 @@ def _split(text: str) -> list[str]:
 def _operand(text: str, line: int, statement: str) -> Operand:
     if text.startswith("{"):
         return tuple(_operand(part, line, statement) for part in _split(text.strip("{} \n")))
+    if "|" in text:  # two predicates, p|q
+        return tuple(_operand(part.strip(), line, statement) for part in text.split("|"))
     if text.startswith("["):
         match = _ADDRESS.match(text)
         base, sign, offset = match.groups() if match else ("", "", "")
@@ -174,7 +177,9 @@ def _operand(text: str, line: int, statement: str) -> Operand:
         inner = _operand(base, line, statement)
         assert isinstance(inner, Register | Immediate)
         return Address(inner, int(number.value) * (-1 if sign == "-" else 1))
-    return _number(text) or Register(text)
+    if not (number := _number(text)) and not _NAME.fullmatch(text):
+        raise CannotInterpret(f"inline PTX, line {line}: {statement.strip()}: operand {text}")
+    return number or Register(text)
 
 
 def _number(text: str) -> Immediate | None:

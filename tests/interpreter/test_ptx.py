@@ -49,6 +49,24 @@ ARITHMETIC = {
     "and.b32 $0, $1, 0x5;": [5, 5, 0, 0],
     "not.b32 $0, $1;": [-6, 2, -1, ~(1 << 20)],
     "{.reg .pred %p; setp.lt.s32 %p, $1, 1; selp.s32 $0, 7, 8, %p;}": [8, 7, 7, 8],
+    "{.reg .pred %p, %q; setp.lt.s32 %p|%q, $1, 1; selp.s32 $0, 7, 8, %q;}": [7, 8, 8, 7],
+    "{.reg .pred p; setp.gt.s32 p, $1, 0; setp.gt.and.s32 p, $2, 0, p; selp.s32 $0, 1, 0, p;}": [
+        0,
+        0,
+        0,
+        1,
+    ],
+    "{.reg .pred p, q; setp.eq.s32 q, $2, 2; setp.eq.or.s32 p|q, $2, 0, q; selp.s32 $0, 1, 2, q;"
+    "}": [
+        2,
+        1,
+        1,
+        1,
+    ],
+    "{.reg .pred %p; mov.b32 $0, 0; L${:uid}: add.s32 $0, $0, 1; setp.lt.s32 %p, $0, $2;"
+    " @%p bra.uni L${:uid};}": [1, 1, 2, 3],
+    "bar.sync 1, 128; mov.b32 $0, $2;": [0, 1, 2, 3],
+    "{.reg .pred p; setp.gt.s32 p, $2, 9; @p trap; mov.b32 $0, 1;}": [1, 1, 1, 1],
     "{.reg .f32 %f; cvt.rn.f32.s32 %f, $1; mul.f32 %f, %f, 0.5; cvt.rzi.s32.f32 $0, %f;}": [
         2,
         -1,
@@ -105,6 +123,19 @@ def test_vector_registers_and_pairs_of_bfloat16(run: Run) -> None:
     wanted = torch.arange(16, dtype=torch.bfloat16).view(4, 4)
     wanted[:, :2] *= 2
     assert torch.equal(out.view(torch.bfloat16), wanted.flatten())
+
+
+def test_a_vector_register_is_loaded_and_stored_whole(run: Run) -> None:
+    x = torch.arange(128, dtype=torch.int32)
+    asm = "{.reg .v4 .b32 %a; ld.global.v4.b32 %a, [$1]; st.global.v4.b32 [$2], %a;}"
+
+    @triton.jit
+    def kernel(x, out, ASM: tl.constexpr):
+        at = 4 * tl.arange(0, 32)
+        tl.inline_asm_elementwise(ASM, "=r,l,l", [x + at, out + at], tl.int32, False, 1)
+
+    _, out = launch(run, kernel, (1,), x, torch.zeros_like(x), ASM=asm, num_warps=1)
+    assert torch.equal(out, x)
 
 
 def test_packed_elements_share_a_register(run: Run) -> None:
@@ -248,6 +279,21 @@ def test_special_registers_order_and_scope(run: Run, asm: str) -> None:
     assert found.tolist() == [ON_POINTERS[asm](n) for n in range(32)]
 
 
+STOPPED = {
+    "\nld.global.u32 $0, [$1+2];": "line 2: ld.global.u32 $0, [$1+2]: address 0x",
+    "{.reg .b64 %a, %b; ld.global.v2.u64 {%a, %b}, [$1];}": "is not a multiple of 16: a GPU stops",
+    "{.reg .pred p; .reg .u32 %t; mov.u32 %t, %tid.x; setp.eq.u32 p, %t, 3; @p trap;}": "it traps",
+}
+
+
+@pytest.mark.parametrize("asm", STOPPED)
+def test_what_stops_a_gpu_is_named(run: Run, asm: str) -> None:
+    x = torch.arange(32, dtype=torch.int32)
+    with pytest.raises(KernelError) as caught:
+        launch(run, on_pointers, (1,), x, x.clone(), ASM=asm, BLOCK=32, num_warps=1)
+    assert STOPPED[asm] in str(caught.value)
+
+
 REFUSED = {
     "s_mov_b32 $0, 1\nbuffer_load_dword $0, $1": "line 2: buffer_load_dword $0, $1: this instruct",
     "global_load_dwordx4 $0, $1, off": "line 1: global_load_dwordx4 $0, $1, off: expected one or t",
@@ -260,6 +306,18 @@ REFUSED = {
     "mov.b32 $0, 1;\nmov.b32 $0, $7;": "line 2: mov.b32 $0, $7: the block has 3 results and argum",
     "fence.proxy.tensormap::generic.acquire.gpu [$1], 128;": "expected fence.proxy. with one of",
     "bra nowhere;": "there is no label 'nowhere'",
+    "ld.global.foo.u32 $0, [$1];": "line 1: ld.global.foo.u32 $0, [$1]: .foo is not known",
+    "red.async.relaxed.cluster.global.add.u32 [$1], $2;": ": .async is not known",
+    "ld.release.sys.global.u32 $0, [$1];": ": ld has no .release: relaxed or acquire",
+    "st.acquire.sys.global.u32 [$1], $2;": ": st has no .acquire: relaxed or release",
+    "red.acq_rel.sys.global.add.u32 [$1], $2;": ": red has no .acq_rel: relaxed or release",
+    "ld.acquire.global.u32 $0, [$1];": ": ld.acquire needs a scope: .cta, .gpu or .sys",
+    "ld.global.v3.u32 {$0, $0, $0}, [$1];": ": .v3 is not known",
+    "ld.global.v2.u32 $0, [$1];": ": 1 registers for 2 values",
+    "st.global.v2.u32 [$1], {$2, $2, $2};": ": 3 registers for 2 values",
+    "mov.u32 $0, %tid.x\nmov.u32 $0, 1;": "operand %tid.x",
+    "bar.sync 0, 64;": "only a barrier of all threads is known: bar.sync 0",
+    "bar.arrive 0, 128;": "only a barrier of all threads is known: bar.sync 0",
 }
 
 
