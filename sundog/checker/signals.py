@@ -36,6 +36,7 @@ class Signal(NamedTuple):
     releases: bool  # by its own semantics, or by a fence before it
     validates_itself: bool = False  # a plain store that a volatile load has read
     scope: str = "sys"  # how far what it publishes reaches: its own, or that of a fence before it
+    earlier: Any = None  # the actor's signal before it on this word, for who reads that one late
 
     @property
     def is_fenced(self) -> bool:
@@ -219,12 +220,12 @@ class Signals:
             barriers = 1 + (actor.fences[0].met if fenced else actor.met)
             reach = next(iter(said), event.scope)
             signal = Signal(
-                actor, event, barriers, actor.steps, word.addresses, number, bool(said), scope=reach
-            )
+                actor, event, barriers, actor.steps, word.addresses, number, bool(said),
+                scope=reach, earlier=last and last._replace(earlier=None),
+            )  # fmt: skip
             word.signals[actor] = actor.sent = signal
         stamp = actor.stamp(event.tensor, event.proxy)
-        releases = newest.releases + bool(said)
-        word.append(Message(number, value, stamp, event, published, releases))
+        word.append(Message(number, value, stamp, event, published, newest.releases + bool(said)))
 
     def hear(self, event: AccessEvent) -> None:
         """Read the words by an atomic: learn what reaches its actor, and note what does not."""
@@ -239,8 +240,7 @@ class Signals:
                 self._hear_word(event, word, newest)
                 continue
             self._note_stale(event, word)
-            seen = [self._chosen.get(address, newest) for address in word.addresses]
-            read = {message.number: message for message in seen}
+            read = {m.number: m for m in (self._chosen.get(a, newest) for a in word.addresses)}
             for number in sorted(read):
                 self._hear_word(event, word, read[number])
         if event.tensor and (self._chosen or self.torn):
@@ -277,8 +277,9 @@ class Signals:
         acquires = event.sem in ACQUIRES
         by_lane = event.tensor or _of_own_lane(actor, message)
         word.note_read(actor, actor.stamp(event.tensor, False), message, self._site)
-        for signal in word.signals.values():
-            if signal.number > message.number:
+        for latest in word.signals.values():
+            signal = latest if latest.number <= message.number else latest.earlier
+            if signal is None or signal.number > message.number:
                 continue  # not read yet
             if event.sem == "release" and signal.actor in actor.heard:
                 continue  # meant to signal, not to wait: what was heard before counts
@@ -421,10 +422,9 @@ def _overlaps(starts: np.ndarray, widths: np.ndarray, begins: np.ndarray, size: 
 
 def _of_own_lane(actor: Actor, message: Message) -> bool:
     """Return whether one lane of the reader wrote it: others may read earlier, up to a barrier."""
-    event = message.event
-    if event is None or event.actor is not actor or not event.tensor:
-        return False
-    return message.stamp is not None and message.stamp[1] > actor.met
+    event, stamp = message.event, message.stamp
+    mine = event is not None and event.actor is actor and event.tensor
+    return bool(mine and stamp is not None and stamp[1] > actor.met)
 
 
 def _published(event: AccessEvent) -> dict[str, Clock]:
