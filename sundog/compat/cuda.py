@@ -178,7 +178,7 @@ _FUNCTIONS: dict[str, Any] = {
     "is_bf16_supported": lambda rank, *args: True,
 }  # fmt: skip
 _NOTES = ("range_push", "range_pop", "mark", "range_start", "range_end")  # for profilers
-_ALLOCATOR = ("caching_allocator_alloc", "caching_allocator_delete")
+_WITHOUT_MEANING = ("caching_allocator_alloc", "caching_allocator_delete", "_compile_kernel")
 _ONLY_FOR_PROGRAMS = ("is_available", "is_initialized")  # torch and sundog need the true answer
 
 
@@ -224,7 +224,7 @@ def install(patches: Patches) -> None:
     patches.set(torch.cuda.nccl, "version", for_ranks(_nccl_version, torch.cuda.nccl.version))
     keep = for_ranks(_nothing, torch.Tensor.record_stream)  # a rank has no allocator
     patches.set(torch.Tensor, "record_stream", keep)
-    for name in _ALLOCATOR:
+    for name in _WITHOUT_MEANING:
         refused = functools.partial(_refused_by_name, name)
         patches.set(torch.cuda, name, for_ranks(refused, getattr(torch.cuda, name)))
     patches.set(torch.cuda, "_lazy_init", for_ranks(_refused, torch.cuda._lazy_init))

@@ -122,7 +122,7 @@ class SimulatedGroup(SundogGroup):
         return f"SimulatedGroup(rank={self._world.rank}, size={self._world.size})"
 
     def _fall_back(self, name: str, why: str, x: Any = None) -> Any:
-        raise CannotInterpret(f"torch.distributed.{name} with {why} is not simulated: use a GPU")
+        raise CannotInterpret(f"torch.distributed.{name} ({why}) is not simulated: use a GPU")
 
     def shutdown(self) -> None:
         pass

@@ -35,7 +35,7 @@ _NEEDS_A_GPU = re.compile(
     r"compiled with(out)? CUDA|0 active drivers|find backend for device type cpu|"
     r"'CUDA' backend|from the 'CPU' backend|NVIDIA driver|lib(cuda|cudart|nvrtc)\b|"
     r"support for cuda|CUDA support|initialize CUDA|dummy base class|_host_emptyCache|"
-    r"accelerator device when none|a cuda device, but got"
+    r"accelerator device when none|a cuda device, but got|only supported on CUDA"
 )
 
 _LONG = 200  # letters of what torch says, of which the first sentence is enough

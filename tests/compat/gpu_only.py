@@ -118,6 +118,20 @@ def nccl_itself() -> None:
     torch.cuda.nccl.all_reduce([torch.ones(3, device="cuda")])
 
 
+def a_kernel_in_cuda() -> None:
+    torch.cuda._compile_kernel("__global__ void k() {}", "k")
+
+
+def a_function_in_cuda() -> None:
+    twice = torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T x) { return 2 * x; }")
+    twice(torch.ones(3, device="cuda"))
+
+
+def a_message() -> None:
+    dist.init_process_group("nccl")
+    dist.isend(torch.ones(2, device="cuda"), 1 - dist.get_rank())
+
+
 def with_an_argument(world: object) -> None:
     pass
 
