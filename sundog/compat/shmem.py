@@ -175,6 +175,14 @@ def put(
         leave(builder, transfer.store, True, context)
 
 
+def put_number(builder: Any, to: Any, value: Any, pe: Any) -> None:
+    """Put one number of 32 bits, which has been read when the call returns."""
+    for target, number, rank in _each_call(builder, "thread", to, value, pe):
+        place = _words(peer_address(builder.machine.memory, target, rank), 4, 4)
+        data = Value(np.array([number & 0xFFFFFFFF], np.uint32), tl.uint32)
+        leave(builder, functools.partial(builder._store, place, data, None, tile=False), True)
+
+
 def get(builder: Any, scope: str, nbi: bool, to: Any, source: Any, nbytes: Any, pe: Any) -> None:
     for target, origin, count, rank in _each_call(builder, scope, to, source, nbytes, pe):
         remote = peer_address(builder.machine.memory, origin, rank)
@@ -366,7 +374,8 @@ def _functions() -> dict[str, Any]:
         found[f"sync_all{suffix}"] = sync
     found |= {
         "signal_op": signal_op, "signal_wait_until": wait_until, "fence": fence, "quiet": quiet,
-        "wait_until": wait_until, "remote_ptr": translated, "remote_mc_ptr": multicast,
+        "wait_until": wait_until, "int_p": put_number,
+        "remote_ptr": translated, "remote_mc_ptr": multicast,
         "my_pe": _constant(lambda builder: builder.machine.program.rank),
         "n_pes": _constant(lambda builder: num_ranks(builder.machine)),
     }  # fmt: skip

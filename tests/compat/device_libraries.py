@@ -43,6 +43,15 @@ def put_and_signal(data, flag, x, out, BLOCK: tl.constexpr, FENCE: tl.constexpr)
         tl.store(out + at, tl.load(data + at))
 
 
+@triton.jit
+def tell_the_next(word, MEET: tl.constexpr):
+    """Put this rank's number to the next rank, as NVSHMEM's first example does."""
+    rank = shmem.my_pe()
+    shmem.int_p(word, -1 - rank, (rank + 1) % shmem.n_pes())
+    if MEET:
+        shmem.barrier_all()  # completes the put, and waits for the others'
+
+
 @nvshmem.requires_nvshmem
 @triton.jit
 def put_by_torch(data, flag, x, n, FENCE: tl.constexpr):
@@ -120,6 +129,17 @@ def by_torch(fence: bool) -> Callable[[], list[list[int]]]:
         put_by_torch[(1,)](data, flag, x, 4, FENCE=fence)
         exchange_by_torch[(1,)](out, x, 4)
         return [data.tolist(), out.tolist()]
+
+    return main
+
+
+def told(meet: bool) -> Callable[[], int]:
+    def main() -> int:
+        dist.init_process_group("nccl")
+        word = stand_in.create_tensor(1, torch.int32).zero_()
+        dist.barrier()
+        tell_the_next[(1,)](word, MEET=meet)
+        return int(word)
 
     return main
 

@@ -13,14 +13,16 @@ from sundog.compat.rank import as_rank
 from sundog.errors import SundogError
 from sundog.tools.check.schedules import Report, check
 
-from .device_libraries import barrier, by_torch, iris, message, put, put_and_signal, stand_in
+from .device_libraries import barrier, by_torch, iris, message, put, put_and_signal, stand_in, told
 
 
 def checked(program: object) -> Report:
     return check(as_rank(program), 2, schedules=4, seed=1, num_sms=4)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("program", [put(True), by_torch(True), barrier, message("release")])
+@pytest.mark.parametrize(
+    "program", [put(True), by_torch(True), told(True), barrier, message("release")]
+)
 def test_right_kernels_are_clean(program: object) -> None:
     report = checked(program)
     assert not report.findings, report
@@ -31,6 +33,7 @@ def test_data_arrives(backend: str) -> None:
     wanted = [[0] * 32, [*range(32)]]
     assert sundog.run(put(True), 2, backend, torch=True) == wanted
     assert sundog.run(message("release"), 2, backend, torch=True) == wanted
+    assert sundog.run(told(True), 3, backend, torch=True) == [-3, -1, -2]
     parts = [[0, 1, 2, 3, 10, 11, 12, 13], [4, 5, 6, 7, 14, 15, 16, 17]]
     assert sundog.run(by_torch(True), 2, backend, torch=True) == [
         [[0] * 8, [*parts[0], 10, 11, 12, 13]],
@@ -38,7 +41,7 @@ def test_data_arrives(backend: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("program", [put(False), by_torch(False)])
+@pytest.mark.parametrize("program", [put(False), by_torch(False), told(False)])
 def test_a_put_without_fence_is_late_on_purpose(program: object) -> None:
     report = checked(program)
     assert any(finding.rule for finding in report.findings), report
