@@ -23,6 +23,7 @@ from .arithmetic import Arithmetic
 from .folding import corners
 from .numerics import Value, is_raw, narrow, np_dtype, poison_like, round_to_tf32, same_bits, widen
 from .ptx import run_ptx
+from .ptx_lanes import held
 
 EXTERNS: dict[str, Callable[..., Value]] = {}  # by symbol: functions of libraries that we know
 
@@ -52,7 +53,7 @@ class Atomics(Arithmetic):
         tile: bool | None = None,
     ) -> Value:
         # The native atomics, unlike its loads and stores, assume that every array is contiguous.
-        chosen = np.ascontiguousarray(full_mask(array_of(mask), ptr.data))
+        chosen = np.ascontiguousarray(self._held(ptr, full_mask(array_of(mask), ptr.data), tile))
         ptr = Value(np.ascontiguousarray(ptr.data), ptr.dtype)
         dtype = value.dtype.scalar
         data = _spread(value, ptr)
@@ -87,15 +88,17 @@ class Atomics(Arithmetic):
             raise ValueError(f"atomic_cas of {element} with {kinds}; cast them")
         native_sem = self.ir_sem_to_interpreter_sem[sem]
         ptr = Value(np.ascontiguousarray(ptr.data), ptr.dtype)
-        compare, new = _spread(expected, ptr), _spread(value, ptr)
+        chosen = self._held(ptr, np.ones(ptr.data.shape, bool), tile)
+        compare, new = _spread(expected, ptr)[chosen], _spread(value, ptr)[chosen]
 
         def execute() -> np.ndarray:
-            return native.atomic_cas(ptr.data, compare, new, native_sem)
+            old = np.zeros(ptr.data.shape, compare.dtype)
+            old[chosen] = native.atomic_cas(ptr.data[chosen], compare, new, native_sem)
+            return old
 
         operands = ("CAS", compare.tobytes() + new.tobytes())
-        everywhere = np.ones(ptr.data.shape, bool)
         return self._atomic(
-            execute, ptr, value.dtype.scalar, everywhere, operands, sem, scope, tile=tile
+            execute, ptr, value.dtype.scalar, chosen, operands, sem, scope, tile=tile
         )
 
     def _atomic(
@@ -245,18 +248,22 @@ class Builder(Atomics):
     # memory: the trailing arguments are cache hints, which differ between Triton's versions
 
     def create_load(self, ptr: Value, *hints: Any) -> Value:
-        return self._load(ptr, None, None, volatile=hints[-1])
+        return self._load(ptr, self._held(ptr, None), None, volatile=hints[-1])
 
     def create_masked_load(
         self, ptrs: Value, mask: Value, other: Value | None, *hints: Any
     ) -> Value:
-        return self._load(ptrs, array_of(mask), other, volatile=hints[-1])
+        return self._load(ptrs, self._held(ptrs, array_of(mask)), other, volatile=hints[-1])
 
     def create_store(self, ptr: Value, value: Value, *hints: Any) -> None:
-        self._store(ptr, value, None)
+        self._store(ptr, value, self._held(ptr, None))
 
     def create_masked_store(self, ptrs: Value, value: Value, mask: Value, *hints: Any) -> None:
-        self._store(ptrs, value, array_of(mask))
+        self._store(ptrs, value, self._held(ptrs, array_of(mask)))
+
+    def _held(self, ptr: Value, mask: np.ndarray | None, tile: bool | None = None) -> Any:
+        """Return a mask without what only threads outside of a branch hold; PTX's has lanes."""
+        return mask if tile is not None else held(self.machine.program.mask, ptr.data.shape, mask)
 
     def _load(
         self,

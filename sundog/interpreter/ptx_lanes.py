@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -89,6 +90,23 @@ def choose_lanes(
         return Lanes(every, np.zeros(len(every), int), num_threads, False, size)
     one = every[:1]
     return Lanes(one, np.zeros(len(one), int), num_threads, mask is None, size)
+
+
+def held(branch: Any, shape: tuple[int, ...], mask: np.ndarray | None) -> np.ndarray | None:
+    """Return the elements of a mask that the threads of a branch have: thread t, element t mod n.
+
+    A scalar is the program's, in a branch too.
+    """
+    size = math.prod(shape)
+    if not isinstance(branch, np.ndarray) or size == 1:
+        return mask
+    found = np.zeros(size, bool)
+    if size < branch.size:
+        found[np.flatnonzero(branch) % size] = True
+    else:
+        found = branch[np.arange(size) % branch.size]
+    found = found.reshape(shape)
+    return found if mask is None else found & mask
 
 
 # the place of an instruction

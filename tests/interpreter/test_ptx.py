@@ -178,6 +178,44 @@ def test_a_branch_on_tid_runs_for_its_threads(run: Run, limit: int, wanted: list
     assert launch(run, adding, (1,), out, LIMIT=limit, BLOCK=4)[0].tolist() == wanted
 
 
+@triton.jit
+def in_a_branch(x, out, HOW: tl.constexpr, BLOCK: tl.constexpr):
+    """Use each thread's own pointer, or a tile, in a branch of threads 1 and 2."""
+    thread, at = _thread(), tl.arange(0, BLOCK)
+    if thread < 3:  # noqa: SIM102 -- branches of threads, one in the other
+        if thread > 0:
+            if HOW == "copy":
+                tl.store(out + thread, tl.load(x + thread))
+            elif HOW == "masked":
+                tl.store(out + thread, tl.load(x + thread, mask=thread < 9), mask=thread > 1)
+            elif HOW == "tile":
+                tl.store(out + at, 7)
+            elif HOW == "add":
+                tl.atomic_add(out + thread, 3)
+            else:
+                while tl.atomic_cas(out + thread, 0, 5) != 0:
+                    pass
+
+
+IN_A_BRANCH = {
+    ("copy", 4): {1: 11, 2: 12},
+    ("masked", 4): {2: 12},
+    ("tile", 4): {1: 7, 2: 7},  # thread t has element t mod 4
+    ("tile", 64): {1: 7, 2: 7, 33: 7, 34: 7},
+    ("add", 4): {1: 3, 2: 3},
+    ("swap", 4): {1: 5, 2: 5},
+}
+
+
+@pytest.mark.parametrize(("how", "block"), IN_A_BRANCH)
+def test_what_triton_accesses_in_a_branch(run: Run, how: str, block: int) -> None:
+    """Only the threads in it do, and x has no element for the others."""
+    x, out = torch.tensor([10, 11, 12], dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    _, found = launch(run, in_a_branch, (1,), x, out, HOW=how, BLOCK=block, num_warps=1)
+    wanted = IN_A_BRANCH[how, block]
+    assert {at: value for at, value in enumerate(found.tolist()) if value} == wanted
+
+
 def test_all_threads_make_an_atomic_on_a_scalar(run: Run) -> None:
     @triton.jit
     def kernel(out):
