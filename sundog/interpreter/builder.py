@@ -23,7 +23,7 @@ from .arithmetic import Arithmetic
 from .folding import corners
 from .numerics import Value, is_raw, narrow, np_dtype, poison_like, round_to_tf32, same_bits, widen
 from .ptx import run_ptx
-from .ptx_lanes import held
+from .ptx_lanes import held, of_thread_zero
 
 EXTERNS: dict[str, Callable[..., Value]] = {}  # by symbol: functions of libraries that we know
 
@@ -322,7 +322,7 @@ class Builder(Atomics):
         tile = is_tile(addresses) if tile is None else tile
         self.machine.accesses.before_store(kept, data.dtype.itemsize, proxy, tile, first)
         if data.size > addresses.size:
-            raise CannotInterpret("a value per thread (%tid) is stored to one address")
+            data = of_thread_zero(self.machine.program.mask, data)
         moves = not is_tile(addresses) or not value.dtype.scalar.is_floating()
         if moves or not self.machine.accesses.dry:
             if data.shape != addresses.shape:

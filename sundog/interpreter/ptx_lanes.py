@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import triton
 
+from ..errors import CannotInterpret
 from .ptx_parse import PtxBlock, PtxInstruction
 
 LOOP = " in a loop"  # at the end of an instruction's name, if it may be repeated without end
@@ -107,6 +108,13 @@ def held(branch: Any, shape: tuple[int, ...], mask: np.ndarray | None) -> np.nda
         found = branch[np.arange(size) % branch.size]
     found = found.reshape(shape)
     return found if mask is None else found & mask
+
+
+def of_thread_zero(branch: Any, values: np.ndarray) -> np.ndarray:
+    """Return the value that a branch of thread 0 stores to one address."""
+    if not isinstance(branch, np.ndarray) or np.flatnonzero(branch).tolist() != [0]:
+        raise CannotInterpret("a value per thread (%tid) is stored to one address")
+    return values[:1]
 
 
 # the place of an instruction

@@ -216,6 +216,22 @@ def test_what_triton_accesses_in_a_branch(run: Run, how: str, block: int) -> Non
     assert {at: value for at, value in enumerate(found.tolist()) if value} == wanted
 
 
+@triton.jit
+def taking_a_ticket(words, out, LAST: tl.constexpr):
+    if _thread() < LAST:
+        ticket = tl.inline_asm_elementwise(
+            "atom.add.acq_rel.gpu.global.u32 $0, [$1], 1;", "=r,l", [words], tl.int32, False, 1
+        )
+        tl.store(out, ticket)
+
+
+def test_thread_zero_stores_its_own_value(run: Run) -> None:
+    words, out = torch.full((1,), 41, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    assert [x.item() for x in launch(run, taking_a_ticket, (1,), words, out, LAST=1)] == [42, 41]
+    with pytest.raises(CannotInterpret, match="is stored to one address"):
+        launch(run, taking_a_ticket, (1,), words, out, LAST=2)
+
+
 def test_all_threads_make_an_atomic_on_a_scalar(run: Run) -> None:
     @triton.jit
     def kernel(out):
