@@ -141,7 +141,7 @@ class Checker:
         self._signals.begin(site, touch.addresses)
         if sem in RELEASES or not touch.addresses.size:  # see `words`
             return None
-        return self._signals.observe(self._actors[program], held, operands)
+        return self._signals.observe(self._actors[program], held, operands, program.site)
 
     def atomic(
         self, program: Program, touch: Touch, op: str, sem: str, scope: str, tensor: bool,

@@ -16,10 +16,9 @@ from .clocks import Actor, Clock, Clocks, join
 from .findings import AccessEvent
 from .scopes import narrower, reaches, same
 from .shadow import PastAccess
-from .words import STORES, Message, Word, Words, is_poll, leaves_unchanged
+from .words import STORES, Choices, Message, Word, Words, is_poll, leaves_unchanged
 
 _WIDEST = 8  # bytes of an atomic
-_WIDE = 8  # lanes of a tile
 _FENCES_KEPT = 1024  # programs whose fence.sc orders later ones
 ACQUIRES, RELEASES = ("acquire", "acq_rel"), ("release", "acq_rel")
 
@@ -77,20 +76,16 @@ class Overheard:
 
 
 class Signals:
-    """All words that atomics have touched.
-
-    `pick` gets the number of values that an atomic may read, and chooses one; 0 is the newest.
-    """
+    """All words that atomics have touched. For `pick` see `Choices`."""
 
     def __init__(self, clocks: Clocks, pick: Callable[[int], int]) -> None:
         self._clocks = clocks
-        self._pick = pick
+        self._choices = Choices(pick)
         self._words = Words()
         self._chosen: dict[int, Message] = {}  # older messages that the current atomic reads
         self._site: tuple | None = None  # of the current atomic, if it is in a `while` loop
         self._places: list[int] = []  # the addresses of the current atomic
         self._touched: list[tuple[int, Word | None]] | None = None  # and its words
-        self._is_new: bool | None = None  # whether all lanes of the current atomic read the newest
         # reads that did not return the newest value, and what they missed, each with its value
         # there; the last of each address
         self._stale: dict[AccessEvent, dict[int, tuple[Message, Message, bytes, bytes]]] = {}
@@ -110,7 +105,8 @@ class Signals:
 
     def begin(self, site: tuple | None, addresses: np.ndarray) -> None:
         """Begin an atomic. `site` is its place in the code if it may be a poll."""
-        self._chosen, self._site, self._is_new = {}, site, None
+        self._chosen, self._site = {}, site
+        self._choices.begin()
         self._places, self._touched = addresses.ravel().tolist(), None
 
     def _each(self) -> list[tuple[int, Word | None]]:
@@ -123,7 +119,9 @@ class Signals:
         self._touched = None
         self._words.drop(addresses)
 
-    def observe(self, actor: Actor, held: bytes, operands: tuple[str, bytes]) -> bytes | None:
+    def observe(
+        self, actor: Actor, held: bytes, operands: tuple[str, bytes], place: tuple
+    ) -> bytes | None:
         """Choose what an atomic that does not release reads; None: what the memory holds."""
         polls, lanes = is_poll(*operands), len(self._places)
         if lanes > 1 and not polls:
@@ -142,23 +140,20 @@ class Signals:
                 found = word.readable(actor, self._clocks, self._site)
                 if len(found) > 1 and not polls:
                     found[1:] = [m for m in found[1:] if leaves_unchanged(*operands, m.value)]
-                values.append(self._choose(word, found, lanes))
-        return b"".join(values) if self._chosen else None
+                newest = len(found) == 1
+                values.append(found[0].value if newest else self._choose(word, found, place))
+        if not self._chosen:
+            return None
+        self._choices.read_older(place)
+        return b"".join(values)
 
-    def _choose(self, word: Word, found: list[Message], lanes: int) -> bytes:
-        """Choose what each lane reads. All lanes of a wide tile read the newest half of the time.
-
-        If each lane chose for itself alone, they would hardly ever.
-        """
-        if len(found) > 1 and lanes > _WIDE and self._is_new is None:
-            self._is_new = self._pick(2) == 0
-        if len(found) == 1 or self._is_new:
-            return found[0].value
+    def _choose(self, word: Word, found: list[Message], place: tuple) -> bytes:
+        """Choose what each lane of a word reads."""
         values = []
-        for lane, address in enumerate(word.addresses):
-            choice = self._pick(len(found))
+        lanes = self._choices.each(len(word.addresses), len(found), len(self._places), place)
+        for lane, choice in enumerate(lanes):
             if choice:
-                self._chosen[address] = found[choice]
+                self._chosen[word.addresses[lane]] = found[choice]
             values.append(word.value(found[choice], lane))
         return b"".join(values)
 
@@ -178,10 +173,11 @@ class Signals:
         """Return the words of an access, each with its first lane; make those that are new."""
         addresses, found = self._places, self._each()
         known = [(lane, w) for lane, w in found if w is not None and w.size == size]
+        if addresses and not known and len(set(addresses)) == len(addresses):
+            return [(0, self._new(addresses, size, before))]
+        found = found or [(lane, None) for lane in range(len(addresses))]
         if len(known) == len(found):
             return known
-        if not known and len(set(addresses)) == len(addresses):
-            return [(0, self._new(addresses, size, before))]
         made = []
         for lane, old in found:
             word = self._words.get(addresses[lane])  # an address may occur twice
@@ -194,7 +190,7 @@ class Signals:
 
     def _new(self, addresses: list[int], size: int, value: bytes) -> Word:
         """Make a word that no atomic of this size has touched."""
-        self._drop([a for a in addresses if self._words.get(a) is not None])
+        self._drop(self._words.among(addresses))
         word = Word(size, addresses, [Message(0, value)])
         self._words.add(word)
         return word

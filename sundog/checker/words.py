@@ -18,7 +18,7 @@ from, and never one that coherence forbids.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -36,6 +36,8 @@ COPIED = "host copy of flags"  # by the copy engine: a release, in stream order
 STORES = ("atomic STORE", COPIED)  # they read nothing: no release sequence goes through them
 
 _KEPT = 8  # messages of a word: how old a value may be
+_WIDE = 8  # lanes of a tile
+_TRIED = 16  # atomics of one place that read older values in a run: few programs have more
 _PAGE = 10  # bits of an address within a page: words are found by their pages
 _MOST_STALE = 4  # reads of a program in a row that miss the newest message: a poll sees it in time
 
@@ -144,6 +146,10 @@ class Words:
     def get(self, address: int) -> Word | None:
         return self._words.get(address)
 
+    def among(self, addresses: list[int]) -> list[int]:
+        """Return those of these addresses that belong to a known word."""
+        return [*filter(self._words.__contains__, addresses)]
+
     def size_at(self, address: int) -> int:
         """Return the bytes of the word there, which must be known."""
         return self._words[address].size
@@ -151,9 +157,12 @@ class Words:
     def each(self, addresses: list[int]) -> list[tuple[int, Word | None]]:
         """Return the words that an access touches, each with its first lane; None: not known.
 
-        A word that the access touches only in part, or in another order, is split.
+        Nothing if none is known. A word that the access touches only in part, or in another order,
+        is split.
         """
         found: list[tuple[int, Word | None]] = []
+        if self._words.keys().isdisjoint(addresses):
+            return found
         lane, get = 0, self._words.get
         while lane < len(addresses):
             word = get(addresses[lane])
@@ -175,8 +184,13 @@ class Words:
         return self._words[addresses[lane]]
 
     def add(self, word: Word) -> None:
-        for address in word.addresses:
-            self._words[address] = word
+        addresses = word.addresses
+        self._words.update(dict.fromkeys(addresses, word))
+        page = min(addresses) >> _PAGE
+        if page == max(addresses) >> _PAGE:  # most
+            self._pages.setdefault(page, {}).update(dict.fromkeys(addresses))
+            return
+        for address in addresses:
             self._pages.setdefault(address >> _PAGE, {})[address] = None
 
     def near(self, start: int, end: int) -> list[int]:
@@ -204,6 +218,39 @@ class Words:
             if first < last and word.addresses[first] in self._words:
                 part = word.part(first, last)
                 self._words.update(dict.fromkeys(part.addresses, part))
+
+
+class Choices:
+    """Which of the values that coherence allows an atomic reads.
+
+    A poll that finds an older value takes another turn, which was the largest part of what checking
+    cost. So a place that has shown many times what that does shows it seldom from then on.
+    """
+
+    def __init__(self, pick: Callable[[int], int]) -> None:
+        """`pick` gets the number of values that an atomic may read, and chooses one; 0: newest."""
+        self._pick = pick
+        self._is_new: bool | None = None  # whether all lanes of the current atomic read the newest
+        self._older: dict[tuple, int] = {}  # by place of code: atomics that read older values
+
+    def begin(self) -> None:
+        """Begin another atomic."""
+        self._is_new = None
+
+    def each(self, count: int, values: int, lanes: int, place: tuple) -> list[int]:
+        """Choose for `count` of an atomic's lanes which of this many values each reads.
+
+        It is first drawn whether all lanes read the newest, if they are many: if each chose for
+        itself alone, they would hardly ever.
+        """
+        if self._is_new is None:
+            draws = 3 if self._older.get(place, 0) >= _TRIED else int(lanes > _WIDE)
+            self._is_new = any(self._pick(2) == 0 for _ in range(draws))
+        return [0 if self._is_new else self._pick(values) for _ in range(count)]
+
+    def read_older(self, place: tuple) -> None:
+        """Note that the current atomic, at this place, reads an older value."""
+        self._older[place] = self._older.get(place, 0) + 1
 
 
 def is_poll(op: str, operand: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import triton.language as tl
 
 import sundog
 from sundog.checker.clocks import Actor, Clocks
-from sundog.checker.words import Message, Word, Words
+from sundog.checker.words import Choices, Message, Word, Words
 from sundog.device import memory
 from sundog.tools.check.schedules import Report, check_once, tokens
 
@@ -126,6 +127,25 @@ def test_a_poll_that_is_repeated_reads_on() -> None:
     assert [m.value for m in word.readable(poller, clocks, here)] == [b"new"]
     assert [m.value for m in word.readable(poller, clocks, elsewhere)] == [b"new", b"old"]
     assert [m.value for m in word.readable(poller, clocks)] == [b"new", b"old"]
+
+
+def test_a_place_that_showed_older_values_often_shows_few() -> None:
+    """Each costs another turn of a loop. Other places, and a run's first reads, lose nothing."""
+    choices = Choices(random.Random(0).randrange)
+
+    def reads_older(place: tuple) -> bool:
+        choices.begin()
+        older = any(choices.each(1, 2, 1, place))
+        if older:
+            choices.read_older(place)
+        return older
+
+    first = [reads_older(("here",)) for _ in range(32)]
+    later = [reads_older(("here",)) for _ in range(400)]
+    elsewhere = [reads_older(("elsewhere",)) for _ in range(24)]
+    assert 8 < sum(first) <= 20
+    assert 8 < sum(elsewhere) <= 18
+    assert 0 < sum(later) < 60
 
 
 def _tile_of_words() -> Words:
