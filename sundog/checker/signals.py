@@ -55,6 +55,11 @@ class Heard(NamedTuple):
     def actor(self) -> Actor:
         return self.event.actor
 
+    def stays(self, signal: Signal, again: AccessEvent) -> bool:
+        """Return whether this is how its actor learnt of a signal that it reads again."""
+        weaker = self.event.atomic and again.sem not in ACQUIRES
+        return weaker and self.actor is again.actor and self.signal == signal
+
 
 @dataclass(frozen=True)
 class FencePast:
@@ -86,8 +91,7 @@ class Signals:
         self._site: tuple | None = None  # of the current atomic, if it is in a `while` loop
         self._places: list[int] = []  # the addresses of the current atomic
         self._touched: list[tuple[int, Word | None]] | None = None  # and its words
-        # reads that did not return the newest value, and what they missed, each with its value
-        # there; the last of each address
+        # reads of older messages and the newest, with the values there; the last of each address
         self._stale: dict[AccessEvent, dict[int, tuple[Message, Message, bytes, bytes]]] = {}
         # of these, reads of tiles that saw one part of what another tile wrote, by who wrote it
         self.torn: dict[AccessEvent, AccessEvent] = {}
@@ -277,12 +281,12 @@ class Signals:
             signal = latest if latest.number <= message.number else latest.earlier
             if signal is None or signal.number > message.number:
                 continue  # not read yet
-            if event.sem == "release" and signal.actor in actor.heard:
-                continue  # meant to signal, not to wait: what was heard before counts
+            known = actor.heard.get(signal.actor)
+            if known is not None and (event.sem == "release" or known.stays(signal, event)):
+                continue  # meant to signal, not to wait, or read once more: what was heard counts
             if signal.actor is not actor:
-                actor.heard[signal.actor] = Heard(
-                    signal, event, acquires, actor.barriers, event.scope
-                )
+                heard = Heard(signal, event, acquires, actor.barriers, event.scope)
+                actor.heard[signal.actor] = heard
                 if by_lane and acquires:
                     actor.pending_from[signal.actor] = None
         if not message.published:

@@ -12,7 +12,8 @@ import triton.language as tl
 
 from sundog import World
 from sundog.checker.failures import CANNOT_INTERPRET, WRONG_RESULT
-from sundog.checker.races import PLAIN_FLAG, RELAXED_RELEASE
+from sundog.checker.findings import Rule
+from sundog.checker.races import BARRIER_BEFORE, PLAIN_FLAG, RELAXED_RELEASE
 from sundog.device import local
 from sundog.tools.check.schedules import check, check_once
 
@@ -85,6 +86,38 @@ def test_the_faulty_link_of_a_long_chain_is_named_with_its_call(fault: int) -> N
 
 def test_a_chain_without_fault_is_clean() -> None:
     assert not check(partial(chain, 0), 1, schedules=6, num_sms=8).findings
+
+
+@triton.jit
+def reset(parts, count, out, SEM: tl.constexpr, BLOCK: tl.constexpr):
+    """The last program to arrive resets the count for the next launch, which orders nothing."""
+    at, last = tl.arange(0, BLOCK), tl.num_programs(0) - 1
+    tl.store(parts + tl.program_id(0) * BLOCK + at, at)
+    if tl.atomic_add(count, 1, sem=SEM, scope="gpu") == last:  # wrong: no CTA barrier first
+        tl.atomic_xchg(count, 0, sem="relaxed", scope="gpu")
+        for part in range(last + 1):
+            tl.store(out + part * BLOCK + at, tl.load(parts + part * BLOCK + at))
+
+
+def arrive(sem: str, world: World) -> None:
+    parts, count = torch.zeros(48, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    reset[(3,)](parts, count, torch.zeros(48), SEM=sem, BLOCK=16)
+
+
+@pytest.mark.parametrize(
+    ("sem", "rule"), [("acq_rel", BARRIER_BEFORE), ("relaxed", RELAXED_RELEASE)]
+)
+def test_a_signal_is_named_with_the_read_that_came_first(sem: str, rule: Rule) -> None:
+    """The reset reads it once more, and is no wait."""
+    found, line = (
+        check(partial(arrive, sem), 1, schedules=6).findings,
+        _line_of("count, 1, sem=SEM"),
+    )
+    assert {each.rule for each in found} == {rule.name}, [str(each) for each in found]
+    assert (
+        f"test_messages.py:{line} was read at tests/checker/test_messages.py:{line},"
+        in found[0].why
+    )
 
 
 @triton.jit
