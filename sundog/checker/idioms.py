@@ -85,17 +85,18 @@ def _stronger(event: AccessEvent, sem: str) -> str:
 
 
 def _wider(*events: AccessEvent) -> str:
-    found = [_with_sys(event) for event in events if event.scope != "sys"]
+    needed = "gpu" if len({event.actor.rank for event in events}) == 1 else "sys"
+    found = [_with_scope(event, needed) for event in events if event.scope not in (needed, "sys")]
     return ", and ".join(dict.fromkeys(found))
 
 
-def _with_sys(event: AccessEvent) -> str:
+def _with_scope(event: AccessEvent, scope: str) -> str:
     opcode = _opcode(event)
     if not opcode or _is_stand_in(event):
-        return f'scope="sys" at {_line(event)}'
+        return f'scope="{scope}" at {_line(event)}'
     parts = opcode.split(".")
     if event.scope in parts:
-        return f"{opcode.replace(f'.{event.scope}', '.sys')} at {_line(event)}"
+        return f"{opcode.replace(f'.{event.scope}', f'.{scope}')} at {_line(event)}"
     place = next((n for n, part in enumerate(parts) if part == event.sem), 0) + 1
     sem = [] if event.sem in parts else [event.sem]
-    return f"{'.'.join((*parts[:place], *sem, 'sys', *parts[place:]))} at {_line(event)}"
+    return f"{'.'.join((*parts[:place], *sem, scope, *parts[place:]))} at {_line(event)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +19,11 @@ STREAM = os.path.join(os.path.dirname(sundog.__file__), "compat", "stream_kernel
 def event(name: str, sem: str = "relaxed", scope: str = "sys", line: int = 7, **more: Any) -> Any:
     stack = more.pop("stack", (("kernel.py", line, name),))
     verb = more.pop("verb", "atomic CAS")
-    return AccessEvent(None, verb, True, more.pop("atomic", True), False, sem, scope, stack=stack)
+    actor = SimpleNamespace(rank=more.pop("rank", 0))
+    return AccessEvent(actor, verb, True, more.pop("atomic", True), False, sem, scope, stack=stack)
 
 
-WAIT = event("ld.acquire.sys.global.u32", "acquire", line=9)
+WAIT = event("ld.acquire.sys.global.u32", "acquire", line=9, rank=1)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +69,16 @@ def test_scopes_are_widened_where_they_are_too_narrow() -> None:
     assert wider(narrow, WAIT).endswith("red.release.sys.global.add.u32 at kernel.py:7")
     default = event("red.global.add.u32", "relaxed", "gpu")
     assert wider(default, WAIT).endswith("red.relaxed.sys.global.add.u32 at kernel.py:7")
-    triton = event("kernel", "acq_rel", "gpu", line=3)
+    triton = event("kernel", "acq_rel", "gpu", line=3, rank=1)
     both = 'scope="sys" at kernel.py:7, and scope="sys" at kernel.py:3'
     assert wider(event("kernel", scope="gpu"), triton).endswith(both)
+
+
+def test_programs_of_one_rank_need_no_more_than_its_gpu() -> None:
+    alone, serving = event("kernel", scope="cta"), event("kernel", "acquire", "gpu", line=9)
+    assert wider(serving, alone).endswith('Smallest repair: scope="gpu" at kernel.py:7')
+    alone = event("atom.release.cta.global.add.u32", "release", "cta")
+    assert wider(serving, alone).endswith("atom.release.gpu.global.add.u32 at kernel.py:7")
 
 
 def test_what_a_stand_in_does_is_repaired_by_its_caller() -> None:
