@@ -216,10 +216,11 @@ def repeat(machine: Machine, launch: Launch) -> Launch:
 def _version(kernel: JITFunction, arguments: dict[str, Any], options: dict[str, Any]) -> tuple:
     """Return what decides which binary a launch needs, as far as a simulator knows."""
     constants = {p.name for p in kernel.params if p.is_constexpr}
-    kinds = [
-        str(value) if name in constants else str(getattr(value, "dtype", type(value)))
-        for name, value in arguments.items()
-    ]
+    with torch._C.DisableTorchFunction():
+        kinds = [
+            str(value) if name in constants else str(getattr(value, "dtype", type(value)))
+            for name, value in arguments.items()
+        ]
     return kernel, *kinds, *(f"{name}={value}" for name, value in sorted(options.items()))
 
 
