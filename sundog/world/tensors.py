@@ -263,8 +263,7 @@ class Symmetric:
     def _view(self, rank: int, block: Allocation, dtype: torch.dtype, count: int) -> torch.Tensor:
         start = self.origin + block.offset
         segment = self._backend.segment(self._ranks[rank], block.is_flags)
-        # A view that is made in inference mode could be written only there. A checker has no use for
-        # views.
+        # A view made in inference mode could be written only there. No checker needs to see it.
         with torch.inference_mode(False), torch._C.DisableTorchFunction():
             return segment[start : start + count * dtype.itemsize].view(dtype)
 
