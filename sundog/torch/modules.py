@@ -152,8 +152,7 @@ class Colwise(ParallelStyle):
         self.world, self.sequence_parallel = world, sequence_parallel
 
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
-        linear = _become(module, ColumnParallelLinear, self.world, self.sequence_parallel)
-        linear.out_features = _share(self.world, linear.out_features, "out_features")
+        linear = _become(module, ColumnParallelLinear, self, "out_features")
         linear.weight = _part(self.world, linear.weight, 0)
         if linear.bias is not None:
             linear.bias = _part(self.world, linear.bias, 0)
@@ -167,17 +166,19 @@ class Rowwise(ParallelStyle):
         self.world, self.sequence_parallel = world, sequence_parallel
 
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
-        linear = _become(module, RowParallelLinear, self.world, self.sequence_parallel)
-        linear.in_features = _share(self.world, linear.in_features, "in_features")
+        linear = _become(module, RowParallelLinear, self, "in_features")
         linear.weight = _part(self.world, linear.weight, 1)
         return linear
 
 
-def _become(module: nn.Module, kind: type, world: World, sequence_parallel: bool) -> Any:
+def _become(module: Any, kind: type, style: Colwise | Rowwise, features: str) -> Any:
+    """Change a linear layer in place: parallelize_module keeps the module that it has."""
     if type(module) is not nn.Linear:
         raise ValueError(f"{kind.__name__} is made of a nn.Linear, not of {type(module).__name__}")
-    module.__class__ = kind  # in place: parallelize_module keeps the module that it has
-    module.world, module.sequence_parallel = world, sequence_parallel  # type: ignore[assignment]
+    share = _share(style.world, getattr(module, features), features)  # raises before any change
+    module.__class__ = kind
+    module.world, module.sequence_parallel = style.world, style.sequence_parallel  # type: ignore[assignment]
+    setattr(module, features, share)
     return module
 
 

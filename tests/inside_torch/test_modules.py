@@ -122,8 +122,11 @@ def test_a_padding_word_is_on_one_rank(run: Run) -> None:
 
 def test_what_can_not_be_split_is_named(run: Run) -> None:
     def main(world: sundog.World) -> None:
-        with pytest.raises(ValueError, match="out_features 5 does not divide by 2 ranks"):
-            Colwise(world)._apply(nn.Linear(4, 5), None)
+        layer = nn.Linear(5, 5)
+        for style, name in ((Colwise(world), "out_features"), (Rowwise(world), "in_features")):
+            with pytest.raises(ValueError, match=f"{name} 5 does not divide by 2 ranks"):
+                style._apply(layer, None)
+            assert type(layer) is nn.Linear  # as it was
         with pytest.raises(ValueError, match=r"is made of a nn\.Linear, not of ReLU"):
             Rowwise(world)._apply(nn.ReLU(), None)
         with pytest.raises(ValueError, match="first dimension of x, 3 does not divide by 2 ranks"):
