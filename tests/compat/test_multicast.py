@@ -110,7 +110,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("how", "rules"), WRONG, ids=str)
+@pytest.mark.parametrize(("how", "rules"), WRONG, ids=["scope", "order", "barrier"])
 def test_wrong_two_shot_is_found(how: dict, rules: set[str]) -> None:
     findings = checked(2, **how).findings
     assert {finding.rule or finding.kind for finding in findings} == rules
