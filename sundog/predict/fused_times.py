@@ -220,10 +220,19 @@ def _by_cublas(model: Model) -> Model:
 
 
 def matmul_all_gather_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """Barrier; products, each stored to all ranks meanwhile; barrier."""
+    """Barrier; products, each stored to all ranks under the next one; barrier."""
     stored = _stored_to_all(problem, config, ranks)
-    part = _product(problem, config, ranks, config.programs, _PUSHED)
-    return [launch(ranks), barrier(ranks), beside("product", [part, stored]), barrier(ranks)]
+    multiplied = _product(problem, config, ranks, config.programs, _PUSHED)
+    both = _stored_meanwhile(problem, config, multiplied, stored)
+    return [launch(ranks), barrier(ranks), *both, barrier(ranks)]
+
+
+def _stored_meanwhile(problem: Any, config: Any, multiplied: Part, stored: Part) -> list[Part]:
+    """Expect a wave of tiles to be stored under the next one's product: the first comes alone."""
+    tiles = math.ceil(problem.m / config.tile_m) * math.ceil(problem.n / config.tile_n)
+    first = multiplied.seconds / waves(tiles, config.programs)
+    rest = multiplied._replace(seconds=multiplied.seconds - first)
+    return [multiplied._replace(seconds=first), beside("product and stores", [rest, stored])]
 
 
 def matmul_all_gather_barrier(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
