@@ -156,7 +156,8 @@ def _pushed(problem: Any, config: Any, ranks: Ranks, copies: int) -> Part:
     multiplied = _product(problem, config, ranks, config.programs, _PUSHED)
     if copies > 1:
         return Part("product, then stores", multiplied.bound, multiplied.seconds + stores.seconds)
-    return beside("product and stores", [multiplied, stores])
+    both = _stored_meanwhile(problem, config, multiplied, stores)
+    return Part("product and stores", multiplied.bound, sum(p.seconds for p in both))
 
 
 def matmul_reduce_scatter_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
