@@ -36,8 +36,8 @@ def test_the_readme_has_the_figures_of_the_page() -> None:
     kernels = sum(each["kernels"] for each in programs)
     wrong = sum(bool(each["findings"] + each["failures"]) for each in programs)
     text = (REPOSITORY / "README.md").read_text()
-    assert f"[{kernels} kernels of ten repositories](docs/peers.md)" in text
-    assert f"in {len(programs)} programs: {wrong} of these have" in text
+    assert f"[{kernels} kernels from ten repositories](docs/peers.md)" in text
+    assert f"in {len(programs)} programs. {wrong} of these programs have" in text
 
 
 def test_as_many_kernels_as_wanted_run_in_time() -> None:

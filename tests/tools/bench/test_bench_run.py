@@ -84,7 +84,7 @@ def test_baselines_by_their_names() -> None:
     assert list(chosen(known, [name])) == [name]
     assert list(chosen(known, ["none"])) == []
     assert chosen(known, []) == known
-    with pytest.raises(ValueError, match=f"'our GEMM' is not known; there are: '{name}' "):
+    with pytest.raises(ValueError, match=f"'our GEMM' is not known; there are: '{name}', "):
         chosen(known, ["our GEMM"])
 
 
