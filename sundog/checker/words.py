@@ -39,6 +39,7 @@ _KEPT = 8  # messages of a word: how old a value may be
 _WIDE = 8  # lanes of a tile
 _TRIED = 16  # atomics of one place that read older values in a run: few programs have more
 _PAGE = 10  # bits of an address within a page: words are found by their pages
+_page_of = _PAGE.__rrshift__  # an address's: it has no frame of its own, and is asked for each lane
 _MOST_STALE = 4  # reads of a program in a row that miss the newest message: a poll sees it in time
 
 Published = Mapping[
@@ -186,12 +187,8 @@ class Words:
     def add(self, word: Word) -> None:
         addresses = word.addresses
         self._words.update(dict.fromkeys(addresses, word))
-        page = min(addresses) >> _PAGE
-        if page == max(addresses) >> _PAGE:  # most
-            self._pages.setdefault(page, {}).update(dict.fromkeys(addresses))
-            return
-        for address in addresses:
-            self._pages.setdefault(address >> _PAGE, {})[address] = None
+        for page, here in itertools.groupby(addresses, _page_of):
+            self._pages.setdefault(page, {}).update(dict.fromkeys(here))
 
     def near(self, start: int, end: int) -> list[int]:
         """Return the addresses of words from `start`, up to but not including `end`."""
