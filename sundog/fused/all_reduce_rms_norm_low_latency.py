@@ -12,7 +12,7 @@ message takes. No rank touches a peer's tensors, which may be anywhere.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import triton
@@ -67,9 +67,11 @@ def valid(problem: Problem, config: Config) -> str | None:
     if config.pieces > 1 and problem.quant == "token" and not problem.is_static:
         return f"pieces {config.pieces}: the scale of a token is that of its whole row; use 1"
     if _held(problem, config.pieces) > _WORDS:
+        more = (replace(config, pieces=n) for n in _PIECES if n > config.pieces)
+        fits = any(valid(problem, each) is None for each in more)
         return (
             f"low_latency of rows of {problem.hidden} elements in {config.pieces} pieces: too "
-            "many words; use more pieces, or one_shot"
+            f"many words; use {'more pieces, or ' if fits else ''}one_shot"
         )
     return norm.valid(problem, config)
 

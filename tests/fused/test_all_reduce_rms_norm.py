@@ -382,6 +382,12 @@ def test_pieces_that_low_latency_refuses() -> None:
     assert "use more pieces" in module.valid(long, config("low_latency", 1, pieces=1))
     whole = dataclasses.replace(one, quant="token")
     assert "its whole row; use 1" in module.valid(whole, config("low_latency", 1, pieces=2))
+    by_token = dataclasses.replace(long, quant="token")
+    for each, pieces in ((by_token, 1), (Problem(1, 65536, torch.float32, 1), 8)):
+        told = str(module.valid(each, config("low_latency", 1, pieces=pieces)))
+        assert told.endswith("too many words; use one_shot"), told
+        one_shot = find(f"{OP}.one_shot")
+        assert one_shot.valid(each, one_shot.default(each, 16)) is None
     chosen = {n: module.default(dataclasses.replace(one, tokens=n), 16).pieces for n in (1, 8, 16)}
     assert chosen == {1: 4, 8: 2, 16: 1}
     assert module.default(whole, 16).pieces == 1
