@@ -26,6 +26,7 @@ class DispatchShape(NamedTuple):
 
     size: tl.constexpr  # ranks
     experts: tl.constexpr
+    named: tl.constexpr  # experts, in errors
     local: tl.constexpr  # experts of a rank
     topk: tl.constexpr
     slots: tl.constexpr
@@ -64,8 +65,9 @@ def launch_shape(problem: Problem, config: Config, itemsize: int, aligned: bool)
     words = triton.cdiv(triton.cdiv(problem.row // itemsize, config.parts), per) * per
     return constants(
         DispatchShape, size=problem.size, experts=problem.experts, local=problem.local,
-        topk=problem.topk, slots=problem.slots, head=problem.counts_bytes, parts=config.parts,
-        width=words, block=triton.next_power_of_2(words), aligned=aligned,
+        named=problem.named or problem.experts, topk=problem.topk, slots=problem.slots,
+        head=problem.counts_bytes, parts=config.parts, width=words,
+        block=triton.next_power_of_2(words), aligned=aligned,
     )  # fmt: skip
 
 
@@ -138,4 +140,4 @@ def refuse_unknown(ids, pairs, flags, ctx, shape):
         if tl.sum(bad.to(tl.int32), 0) > 0:
             highest = tl.max(tl.where(bad, chosen, -1), 0)
             seen = tl.where(highest >= 0, highest, tl.min(tl.where(bad, chosen, 0), 0))
-            signal.refuse(flags.unknown, seen, shape.experts - 1, ctx)
+            signal.refuse(flags.unknown, seen, shape.named - 1, ctx)

@@ -194,7 +194,7 @@ class Buffer:
         ranks, most = self._ranks_of(ids, experts), max_tokens or len(ids)
         found, counts, made = moe_dispatch(
             self.world, joined(*parts, ids, factors), ranks, torch.ones_like(factors),
-            experts=self.group_size, max_tokens=most, capacity=most,
+            experts=self.group_size, max_tokens=most, capacity=most, named=experts,
         )  # fmt: skip
         packing = _Packing.of(counts, most)
         number = num_worst_tokens or int(counts.sum())

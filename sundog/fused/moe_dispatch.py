@@ -45,6 +45,7 @@ class Problem:
     topk: int = 2
     capacity: int = 0  # tokens of one rank that an expert has room for; 0: all
     zeroed: bool = False  # slots that no token fills are zero
+    named: int = 0  # experts that an error counts, where those here are a caller's ranks
 
     @property
     def local(self) -> int:
@@ -220,7 +221,7 @@ def moe_dispatch(
     world: World, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, *,
     experts: int, max_tokens: int = 0, capacity: int = 0, scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None, algo: str = "auto", config: Any = None,
-    explain: bool = False,
+    explain: bool = False, named: int = 0,
 ) -> tuple[Any, torch.Tensor, Handle]:  # fmt: skip
     """Send each token of x [tokens, hidden] to the ranks of its experts.
 
@@ -231,11 +232,13 @@ def moe_dispatch(
     leave a record, and the next call raises it with rank, expert and count.
 
     With `scales` [tokens, groups], float32, x is FP8, and tokens are a pair: FP8 rows and scales.
+    With `named`, the error about an expert that does not exist says that there are as many.
     """
     check_tensors(world, OP, x=x, topk_ids=topk_ids, topk_weights=topk_weights, out=out)
     if scales is not None:
         check_tensors(world, OP, scales=scales)
     problem = problem_of(world, x, topk_ids, topk_weights, experts, max_tokens, capacity)
+    problem = dataclasses.replace(problem, named=named)
     x, ids = packed(world, OP, x, explain), packed(world, OP, topk_ids, explain, "topk_ids")
     given, problem = with_scales(problem, x, scales)
     refused = unfit(problem)

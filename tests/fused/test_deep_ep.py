@@ -178,7 +178,7 @@ def test_an_expert_that_does_not_exist_is_named(run: Run) -> None:
         return str(caught.value)
 
     for told in run(main, 2):
-        assert "moe_dispatch.expert_index[0] is 9" in told
+        assert "moe_dispatch.expert_index[0] is 9, outside 0 to 3: " in told
 
 
 def test_what_is_refused() -> None:
