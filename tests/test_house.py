@@ -27,7 +27,7 @@ BUDGETS = {
     "dataset/helion": 1830,
     "dataset/triton": 1670,
     "device": 1000,
-    "fused": 6612,
+    "fused": 6610,
     "hardware": 405,
     "interpreter": 3745,
     "learn": 415,

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -95,10 +96,9 @@ def _run_exhaustively(
     """Exit with 1 if something was found, or if time ran out before all was looked at."""
     covered, checked, status = [], [], FINE
     for name, function in functions.items():
-        with _quiet():
-            coverage = check_all(
-                function, options.world, options.sms, seconds=options.seconds, strict=options.strict
-            )
+        with progress() as show, _quiet():  # a bar takes what is printed
+            given = function, options.world, options.sms, 0, options.seconds, options.strict
+            coverage = check_all(*given, partial(show, f"interleavings of {name}"))
         covered.append(f"{name}: {coverage}".split("\n")[0])
         checked.append((function, coverage.report))
         console.print(escape(f"{name}: {coverage}"), highlight=False, soft_wrap=True)

@@ -254,10 +254,12 @@ def check_all(
     heap_size: int = 0,
     seconds: float = 300.0,
     strict: bool = False,
+    show: Callable[[int, int, str], None] = lambda *_: None,
 ) -> Coverage:
     """Run `fn` once for each inequivalent interleaving, or until the time is over."""
     tree, report, begin = Interleavings(), Report(), time.monotonic()
-    while not tree.is_complete and time.monotonic() - begin < seconds:
+    while not tree.is_complete and (left := begin + seconds - time.monotonic()) > 0:
+        show(tree.runs, 0, f"at most {left:.0f} s left")
         schedule = Explorer(tree.path)
         machine = Machine(schedule, num_sms or knobs.num_sms.get(), expire=False)
         if report.zeros:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,16 @@ def test_the_file_has_what_every_algorithm_showed(
     assert [each["run"] for each in written["findings"]] == [0, 1]
     assert len(written["runs"]) == 2
     assert written["schedules"] > 3
+
+
+def test_a_terminal_sees_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs so far and seconds left; where stderr is no terminal, nothing."""
+    options = CheckOptions("tests.tools.check.kernels:clean", 2, 1, 0, exhaustive=True, seconds=20)
+    assert check_command.run(options) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # to rich: it is a terminal
+    assert check_command.run(options) == 0
+    told = re.sub(r"\x1b\[[0-9;?]*\w", "", capsys.readouterr().err)
+    assert re.search(r"interleavings of .*0/\?.* at most \d+ s left", told), told
