@@ -25,16 +25,7 @@ from ..ops.op import Plan, agree
 from . import _rms_norm
 from . import all_reduce_rms_norm as norm
 from ._call import resident
-from .all_reduce_rms_norm import (
-    OP,
-    Problem,
-    cases,
-    cost,
-    inputs,
-    planned,
-    programs_of,
-    reference,
-)
+from .all_reduce_rms_norm import OP, Problem, cases, cost, inputs, planned, programs_of, reference
 
 if TYPE_CHECKING:
     from ..world.world import World

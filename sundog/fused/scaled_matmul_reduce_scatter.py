@@ -15,17 +15,7 @@ from ..ops.dispatch import CallOptions
 from ..ops.op import Plan, agree
 from ._call import check_tensors
 from ._matmul_reduce import uneven
-from ._scaled import (
-    Config,
-    Problem,
-    call_sum,
-    default,
-    inputs,
-    plan_sum,
-    space,
-    sum_of,
-    valid_sum,
-)
+from ._scaled import Config, Problem, call_sum, default, inputs, plan_sum, space, sum_of, valid_sum
 from .matmul_reduce_scatter import cost
 
 if TYPE_CHECKING:
