@@ -62,7 +62,10 @@ def is_unusual(x: Any, op: Any) -> bool:
 def check(name: str, op: str, dtype: torch.dtype) -> None:
     """Raise ValueError unless this dtype can be reduced by this operator."""
     if op not in OPERATORS:
-        raise ValueError(f"{name}: op {op!r} is not known; there are: {', '.join(OPERATORS)}")
+        raise ValueError(
+            f"{name}: op {op!r} is not known; there are: {', '.join(OPERATORS)}. To scale, "
+            "multiply x and use sum; for bits, combine the parts of world.all_gather(x) yourself"
+        )
     if dtype.is_complex:
         raise ValueError(
             f"{name}: no reduction of {dtype} by {op}: complex numbers have a sum and an average, "

@@ -350,6 +350,8 @@ def test_replays_of_a_graph(run: Run, algo: str) -> None:
 X = torch.zeros(4)
 BAD = [
     ({"op": "xor"}, "op 'xor' is not known; there are: sum, avg"),
+    ({"op": dist.ReduceOp.BAND}, "op 'band' is not .* for bits, combine .* world.all_gather"),
+    ({"op": dist.ReduceOp.PREMUL_SUM}, "op 'premul_sum' is not .* multiply x and use sum"),
     ({"x": torch.zeros(4, dtype=torch.complex64), "op": "prod"}, "no reduction of torch.complex64"),
     ({"x": torch.zeros(4, dtype=torch.float8_e4m3fn)}, "no reduction of torch.float8_e4m3fn"),
     ({"x": torch.zeros(4, dtype=torch.bool), "op": "avg"}, "bool has no average"),
