@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import keyword
+import re
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 TEMPLATE = Path(__file__).parent / "op_template.py"
+_OPS = [str(TEMPLATE.parents[1] / folder) for folder in ("collectives", "fused")]
 _NAME = "my_op"  # what the template calls itself
 _NEXT = (
     ("check", " --mutate"), ("probe", ""), ("isa", ""), ("trace", " --out trace.json"),
@@ -29,7 +32,7 @@ def run(name: str, folder: str) -> int:
 
 def write(name: str, folder: str) -> Path:
     """Write `folder`/`name`.py and return its path. Never overwrites a file."""
-    if not name.isidentifier() or keyword.iskeyword(name) or not name.isascii():
+    if not re.fullmatch(r"[a-zA-Z]\w*", name, re.ASCII) or keyword.iskeyword(name):
         raise ValueError(
             f"{name!r} cannot be the name of a module: use letters, digits and underscores, and "
             "start with a letter, for example row_sum"
@@ -37,6 +40,11 @@ def write(name: str, folder: str) -> Path:
     if not Path(folder).is_dir():
         raise ValueError(f"there is no folder {folder}; create it first, or choose one with --dir")
     path = Path(folder) / f"{name}.py"
+    if _is_taken(name, path):
+        raise ValueError(
+            f"{path} would hide the module {name} from scripts beside it; choose another name, for "
+            f"example my_{name}"
+        )
     try:
         with path.open("x") as file:
             file.write(TEMPLATE.read_text().replace(_NAME, name))
@@ -45,3 +53,11 @@ def write(name: str, folder: str) -> Path:
     except OSError as error:
         raise ValueError(f"{folder} cannot be written to: {error.strerror}") from None
     return path
+
+
+def _is_taken(name: str, path: Path) -> bool:
+    """Return whether another module has the name: Python's, an installed one, or an op's."""
+    here = Path.cwd(), path.parent.resolve()  # what is there is no installed module
+    places = [each for each in sys.path if Path(each).resolve() not in here]
+    found = PathFinder.find_spec(name, [*places, *_OPS])
+    return found is not None or name in ("sundog", *sys.stdlib_module_names)

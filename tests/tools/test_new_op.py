@@ -47,6 +47,13 @@ def test_every_command_passes_on_a_new_op(tmp_path: Path, monkeypatch: pytest.Mo
         (["row-sum"], "'row-sum' cannot be the name of a module"),
         (["class"], "'class' cannot be the name of a module"),
         (["1st"], "'1st' cannot be the name of a module"),
+        (["__main__"], "'__main__' cannot be the name of a module"),
+        (["numpy"], "numpy.py would hide the module numpy from scripts"),
+        (["torch"], "choose another name, for example my_torch"),
+        (["signal"], "signal.py would hide the module signal"),
+        (["sys"], "sys.py would hide the module sys"),
+        (["sundog"], "sundog.py would hide the module sundog"),
+        (["all_reduce"], "all_reduce.py would hide the module all_reduce"),
         (["row_sum", "--dir", "nowhere"], "there is no folder nowhere"),
     ],
 )
