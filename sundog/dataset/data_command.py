@@ -177,7 +177,7 @@ def show(
     if _has_matplotlib():
         _show_pictures(data, session, out or base)
     else:
-        typer.echo("matplotlib is not installed (pip install 'sundog[plot]'): text instead")
+        typer.echo("matplotlib is not installed (pip install matplotlib): text instead")
         _show_text(data, session)
 
 

@@ -159,9 +159,8 @@ def _require_pandas() -> None:
         import pandas  # noqa: F401
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise ImportError(
-            f"reading a dataset needs {error.name}: pip install 'sundog[data]'"
-        ) from error
+        text = f"reading a dataset needs {error.name}: pip install pandas pyarrow"
+        raise ImportError(text) from error
 
 
 def _load_runs(path: str, lines: Iterable[Line], damage: list[Damage]) -> pandas.DataFrame:

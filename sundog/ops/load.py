@@ -183,7 +183,7 @@ def changed(made: Any, changes: dict[str, Any]) -> Any:
         if isinstance(new, int) and new < 0:
             raise ValueError(f"{name}={new} is negative")
         if name == "size" and new != old:
-            raise ValueError(f"size={new}: there are {old} ranks, as --world says")
+            raise ValueError(f"size={new}: the world has {old} ranks")
     return dataclasses.replace(made, **changes)
 
 

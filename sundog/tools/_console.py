@@ -114,12 +114,11 @@ def _try_open(path: str) -> None:
         os.remove(path)
 
 
-def check_extra(option: str, extra: str, *modules: str) -> None:
-    """Raise a ValueError that names the extra to install if an option's packages are missing."""
+def check_installed(option: str, *modules: str) -> None:
+    """Raise a ValueError that says what to install if an option's packages are missing."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        needed = " and ".join(missing)
-        raise ValueError(f"{option} needs {needed}: pip install 'sundog[{extra}]'")
+        raise ValueError(f"{option} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def ensure_compiler_cache() -> None:

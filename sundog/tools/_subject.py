@@ -102,7 +102,7 @@ def function_of(target: str, size: int) -> Callable[[World], Any]:
 def problem_of(module: ModuleType, text: str, size: int) -> Any:
     """Change the fields of the op's first case that `text` names."""
     if size < 1:
-        raise ValueError(f"--world {size}: a world has at least one rank")
+        raise ValueError(f"world {size}: a world has at least one rank")
     return load.changed(module.cases(size)[0], load.parse(text))
 
 

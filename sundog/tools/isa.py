@@ -71,8 +71,6 @@ def run(options: IsaOptions) -> int:
 
 def _inspect_all(options: IsaOptions) -> list[Kernel]:
     config, problem = load.parse(options.config), load.parse(options.problem)
-    if options.world < 1:
-        raise ValueError(f"--world {options.world}: a world has at least one rank")
     check_results(options.json, html=options.html)
     targets = [target for target in options.target.split(",") if target] or [""]
     ensure_compiler_cache()

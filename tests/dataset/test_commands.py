@@ -133,10 +133,10 @@ def test_show_a_run_that_was_repeated_asks_which(base: str) -> None:
 def test_show_without_matplotlib(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
-    def absent(name: str, *rest: Any) -> Any:
+    def absent(name: str, *rest: Any, **more: Any) -> Any:
         if name.startswith("matplotlib"):
             raise ImportError(name)
-        return real(name, *rest)
+        return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", absent)
     shown = run("show", base)
@@ -177,4 +177,4 @@ def test_without_pandas_a_sentence_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pandas", None)
     done = run(command, base)
     assert done.exit_code == 2
-    assert "needs pandas: pip install 'sundog[data]'" in done.output
+    assert "needs pandas: pip install pandas pyarrow" in done.output

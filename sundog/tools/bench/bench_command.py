@@ -21,7 +21,7 @@ from ...ops.select import Entry, write_entries
 from .._console import (
     FINE,
     FOUND,
-    check_extra,
+    check_installed,
     check_results,
     command,
     ensure_compiler_cache,
@@ -41,7 +41,7 @@ def run(options: BenchOptions) -> int:
     check_results(options.csv, *others, html=options.html)
     for flag, path in (("--plot", options.plot), ("--bars", options.bars)):
         if path:
-            check_extra(flag, "plot", "matplotlib")
+            check_installed(flag, "matplotlib")
     ensure_compiler_cache()
     if options.suite or options.op == "suite":
         return _run_suite(options)

@@ -19,7 +19,7 @@ from ...ops.op import BY_REQUEST
 from ...predict.expected import MODELS, time
 from ...predict.parts import Ranks, Time
 from ...report.page import check_page, write_page
-from .._console import FINE, check_extra, check_writable, command, write_json
+from .._console import FINE, check_installed, check_writable, command, write_json
 from .simulated import SimulationOptions, check_reduction, report, told_fields
 
 
@@ -51,7 +51,7 @@ def run(options: PredictOptions) -> int:
     check_writable(options.json, options.plot, options.timeline, options.html)
     check_page(options.html)
     if options.plot:
-        check_extra("--plot", "plot", "matplotlib")
+        check_installed("--plot", "matplotlib")
     if options.world < 1 or not 0 <= options.late < float("inf"):
         raise ValueError("--world must be at least 1, and --late at least 0")
     if options.sms < 0:

@@ -19,7 +19,7 @@ from ...report.sections import read_sections
 from ...world.world import World
 from .._console import (
     FINE,
-    check_extra,
+    check_installed,
     check_results,
     command,
     ensure_compiler_cache,
@@ -103,7 +103,7 @@ def _text(problem: Any) -> str:
 def run(options: TraceOptions) -> int:
     check_results(options.out, options.plot, options.json, html=options.html)
     if options.plot:
-        check_extra("--plot", "plot", "matplotlib")
+        check_installed("--plot", "matplotlib")
     if target.has_gpu():
         ensure_compiler_cache()
     timeline = trace_op(options)

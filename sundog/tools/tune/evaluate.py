@@ -196,7 +196,7 @@ class Evaluator:
             raise SundogError(
                 f"the last {_MOST_DEATHS} configs all ended the process that measures, the last "
                 f"one like this: {measured.failure and measured.failure.error}. Is the GPU still "
-                "there? What was measured is kept: --resume goes on from it."
+                "there? What was measured is kept: resume the run to go on from it."
             )
         failed = measured.failure is not None
         if self._compilers.at:

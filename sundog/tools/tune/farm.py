@@ -133,7 +133,7 @@ def _connected(address: str) -> Any:
         ray: Any = importlib.import_module("ray")
     except ImportError:
         raise SundogError(
-            "--farm needs Ray, which is not installed: pip install 'sundog[farm]'. Without --farm "
+            "a farm needs Ray, which is not installed: pip install 'ray[client]'. Without a farm "
             "the processes of this machine tune."
         ) from None
     where = None if address == "local" else address
@@ -141,7 +141,7 @@ def _connected(address: str) -> Any:
         _knock(address)
         ray.init(address=where, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError, ImportError, OSError) as error:
-        raise SundogError(f"--farm {address}: {_why_not_connected(str(error))}") from None
+        raise SundogError(f"farm {address}: {_why_not_connected(str(error))}") from None
     return ray
 
 
@@ -158,7 +158,7 @@ def _why_not_connected(error: str) -> str:
         return f"its Ray cluster has other versions than this process. {text}"
     return (
         f"no Ray cluster answers {socket.gethostname()} there ({text[:200]}). Start one with `ray "
-        "start --head`, or use --farm local for one on this machine."
+        "start --head`, or name the farm local for one on this machine."
     )
 
 
@@ -247,7 +247,7 @@ class FarmActor:
             self.close()  # which frees the worker's own share
             raise SundogError(
                 f"no worker started within {_START_S:.0f} s: the cluster has {room} is free. If a "
-                "worker has a place, its machine is too busy: free it, and go on with --resume."
+                "worker has a place, its machine is too busy: free it, and resume the run."
             ) from None
         except self.ray.exceptions.RayError as error:
             self.close()

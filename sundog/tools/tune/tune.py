@@ -165,7 +165,7 @@ def _check(budget: int, search: str, log: str, targets: Sequence[str]) -> None:
         check_target(target)
     wrong = check_base(log)
     if wrong:
-        raise ValueError(f"--log {log}: {wrong}")
+        raise ValueError(f"log {log}: {wrong}")
 
 
 def _check_gpu() -> None:
@@ -177,8 +177,8 @@ def _check_gpu() -> None:
         )
     if not has_gpu():
         raise SundogError(
-            "torch finds no GPU here, so nothing can be timed. --compile-only --target "
-            "sm_90,gfx942 compiles every config and records what it takes."
+            "torch finds no GPU here, so nothing can be timed. To compile every config and record "
+            "what it takes: targets=['sm_90'], on a command line --compile-only --target sm_90."
         )
 
 

@@ -303,5 +303,5 @@ def test_bad_farms_are_refused_with_both_sides_facts(
     assert "50,000,000 of 100,000,000 bytes are in use" in gpu_in_use(used)
     assert gpu_in_use({**used, "gpu_used": 9_000_000}) == ""
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
-    with pytest.raises(SundogError, match=r"pip install 'sundog\[farm\]'"):
+    with pytest.raises(SundogError, match=r"pip install 'ray\[client\]'"):
         Farm("local")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'sundog[farm]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[client]'")
 
 from benchmarks.farm import on_gpus, who_measured
 

@@ -17,9 +17,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sundog.cli import app
+from sundog.errors import SundogError
 from sundog.target import has_gpu
 from sundog.tools._console import progress
-from sundog.tools.tune.tune import default_log
+from sundog.tools.tune.tune import default_log, tune
 
 pytestmark = pytest.mark.sim_only
 OP = "tools.tune.toy_op"
@@ -137,13 +138,13 @@ def test_compile_only(tmp_path: Path, op: str) -> None:
         ([OP, "--problem", "rows=3"], "Problem has no 'rows': numel, dtype, size"),
         ([OP, "--problem", "numel=few"], "numel=few: expected a whole number"),
         ([OP, "--problem", "numel=-1"], "numel=-1 is negative"),
-        ([OP, "--problem", "size=3"], "size=3: there are 8 ranks, as --world says"),
+        ([OP, "--problem", "size=3"], "size=3: the world has 8 ranks"),
         ([OP, "--problem", "numel=0", "--compile-only"], "there is nothing to double"),
         ([OP, "--search", "clever"], "expected one of pattern, model, random, exhaustive"),
         ([OP, "--budget", "0"], "at least one config"),
         ([OP, "--world", "0"], "at least one rank"),
         ([OP, "--compile-only", "--target", "h200"], "unknown architecture 'h200'"),
-        ([OP, "--compile-only", "--log", "no/such\0name"], "--log"),
+        ([OP, "--compile-only", "--log", "no/such\0name"], "log no/such"),
         (["--promote"], "nothing was tuned here"),
     ],
 )
@@ -166,7 +167,13 @@ def test_a_base_that_cannot_be_written(tmp_path: Path) -> None:
 def test_without_a_gpu_nothing_is_timed() -> None:
     done = CliRunner().invoke(app, ["tune", OP])
     assert done.exit_code == 2
-    assert "--compile-only --target sm_90,gfx942" in " ".join(done.output.split())
+    assert "--compile-only --target sm_90" in " ".join(done.output.split())
+    with pytest.raises(SundogError, match=r"record what it takes: targets=\['sm_90'\]"):
+        tune(OP)
+    with pytest.raises(ValueError, match=r"^world 0: a world has at least one rank"):
+        tune(OP, world=0)
+    with pytest.raises(ValueError, match=r"^log /proc/nowhere/log: "):
+        tune(OP, log="/proc/nowhere/log")
 
 
 def test_an_op_that_the_model_does_not_know_is_named(tmp_path: Path) -> None:
