@@ -11,6 +11,7 @@ import typer
 
 from . import __version__
 from .dataset import data_command as data
+from .tools._console import Commands
 
 
 def _print_version(wanted: bool) -> None:
@@ -20,6 +21,7 @@ def _print_version(wanted: bool) -> None:
 
 
 app = typer.Typer(
+    cls=Commands,
     help="Write multi-GPU Triton kernels; test and race-check them on a laptop.\n\n"
     "Exit status of every command: 0 fine, 1 something was found, 2 it could not be done, "
     "130 interrupted.\n\nExample: sundog demo",
@@ -33,16 +35,15 @@ app = typer.Typer(
 def _options(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
-        ),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="show the version"),
     ] = False,
 ) -> None:
     pass
 
 
 new = typer.Typer(
-    help="Write a file to start from: an op of your own.\n\nExample: sundog new op row_sum",
+    help="Write a file to start from: an op of your own.\n\n"
+    "Exit status: 0 written, 2 it could not be written.\n\nExample: sundog new op row_sum",
     no_args_is_help=True,
 )
 
@@ -101,8 +102,7 @@ def check(
     seed: Annotated[int, typer.Option(help="seed of the first schedule")] = 0,
     schedule: Annotated[str, typer.Option(help="replay this schedule: a finding's token")] = "",
     sms: Annotated[
-        int,
-        _with_zero(help="programs resident per rank (default: 16, and fewer in some runs)"),
+        int, _with_zero(help="programs resident per rank (default: 16, and fewer in some runs)")
     ] = 0,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="run every inequivalent interleaving instead")
@@ -251,8 +251,7 @@ def probe(
     backend: Annotated[str, typer.Option(help="sim, shm, virtual or symm")] = "",
     world: World = 2,
     replays: Annotated[
-        int,
-        _with_zero(help="replays per column (default: 12 on the simulator, 100 on a GPU)"),
+        int, _with_zero(help="replays per column (default: 12 on the simulator, 100 on a GPU)")
     ] = 0,
     seed: Annotated[int, typer.Option(help="seed of the simulator's schedules")] = 0,
     details: Annotated[bool, typer.Option(help="show in full what went wrong")] = False,
@@ -427,7 +426,7 @@ def op(
 ) -> None:
     """Write NAME.py: an op that every command accepts, with comments that explain each name.
 
-    Exit status: 0 written, 2 the name is not a module name, or the file exists.
+    Exit status: 0 written, 2 the name can't be that of a new module, or the file exists.
 
     Example: sundog new op row_sum --dir my_kernels
     """

@@ -101,6 +101,7 @@ def _end_fork(error: BaseException | None) -> None:
 
 
 def _check_options(signals: str, tune: str, link: str = "") -> None:
+    knobs.check()
     if signals not in ("", *SIGNALS):
         raise ValueError(f"signals must be 'atomic', 'store' or '', got {signals!r}")
     if tune:

@@ -32,7 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 import_app = typer.Typer(
-    help="Import the logs of other tuners.\n\nExample: sundog data import helion runs/log",
+    help="Import the logs of other tuners.\n\nExit status: 0 imported, 1 damaged lines were left "
+    "out, 2 it could not be done.\n\nExample: sundog data import helion runs/log",
     no_args_is_help=True,
 )
 app.add_typer(import_app, name="import")
@@ -234,6 +235,8 @@ def import_helion_log(
     out: Annotated[str | None, typer.Option(help="the new base; default: BASE.imported")] = None,
 ) -> None:
     """Import what Helion logs by itself: rows, metadata and, from 1.5 on, the IR graph.
+
+    Exit status: 0 imported, 1 damaged lines were left out, 2 a log is missing or OUT exists.
 
     Example: sundog data import helion runs/log --out runs/matmul
     """

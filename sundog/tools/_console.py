@@ -16,11 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
+from typer.core import TyperGroup
 
+from .. import knobs
 from ..errors import SundogError
 from ..report.page import check_page, write_page
 
@@ -58,6 +61,23 @@ def note(text: str, style: str = "") -> None:
     Console(emoji=False, stderr=True).print(
         escape(text), style=style, soft_wrap=True, highlight=False
     )
+
+
+class Commands(TyperGroup):
+    """The commands. A ValueError becomes one sentence; a wrong argument is shown a right one."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            knobs.check()
+            return super().invoke(ctx)
+        except ValueError as error:
+            note(f"sundog: {error}", style="red")
+            raise typer.Exit(CANNOT) from None
+        except typer.BadParameter as error:
+            usage = str(getattr(error.ctx, "command", self).help)
+            example = usage.partition("Example: ")[2].partition("\n")[0]
+            error.message = f"{error.message.rstrip('.')}. For example: {example}".lstrip(". ")
+            raise
 
 
 @contextmanager

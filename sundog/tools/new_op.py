@@ -18,12 +18,8 @@ _NEXT = (
 
 
 def run(name: str, folder: str) -> int:
-    """Write the op and print what to do with it; 2, with a sentence on stderr, if that fails."""
-    try:
-        path = write(name, folder)
-    except ValueError as error:
-        print(f"sundog new op: {error}", file=sys.stderr)
-        return 2
+    """Write the op and print what to do with it."""
+    path = write(name, folder)
     print(f"{path} sums a tensor over all ranks. Change it to what you need, then run")
     for command, options in _NEXT:
         print(f"  sundog {command} {path}{options}")

@@ -6,13 +6,16 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from support.scripts import python
 from typer.testing import CliRunner
 
+import sundog
 from sundog.cli import app
 from sundog.errors import SundogError
 from sundog.tools._console import command, note
@@ -88,13 +91,68 @@ def test_exit_statuses(
     assert capsys.readouterr().err.strip() == text
 
 
-def test_every_command_has_an_example() -> None:
-    names = [each.name or each.callback.__name__ for each in app.registered_commands]
-    assert {"check", "isa", "probe", "trace", "tune", "bench"} < set(names)
-    for name in names:
-        text = " ".join(CliRunner().invoke(app, [name, "--help"]).output.split())
-        assert f"Example: sundog {name}" in text
-        assert name == "demo" or "Exit status: 0" in text
+def commands(command: Any, *names: str) -> Iterator[tuple[str, Any]]:
+    """List commands and groups with their names."""
+    yield " ".join(names), command
+    for name, each in getattr(command, "commands", {}).items():
+        yield from commands(each, *names, name)
+
+
+EVERY = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_command_has_an_example(name: str) -> None:
+    assert {"check", "isa", "data import helion", "new"} < EVERY.keys()
+    text = " ".join(CliRunner().invoke(app, [*name.split(), "--help"]).output.split())
+    assert f"Example: sundog {name}" in text
+    assert re.search(r"Exit status( of every command)?: 0 ", text)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_what_lacks_an_argument_gets_an_example(name: str) -> None:
+    command = EVERY[name]
+    lacking = [p.name for p in getattr(command, "params", []) if p.required]
+    if lacking:
+        done = CliRunner().invoke(app, name.split(), terminal_width=400)
+        assert done.exit_code == 2
+        told = " ".join(done.output.replace("│", " ").split())
+        example = command.help.partition("Example: ")[2].partition("\n")[0]
+        assert f"Missing argument '{lacking[0]}'. For example: {example}" in told
+    assert lacking or name not in ("trace", "bench", "predict", "data info", "new op")
+
+
+@pytest.mark.parametrize("words", ["check", "demo", "data info nowhere", "new op row_sum --dir no"])
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("SUNDOG_TIMEOUT", "abc", "expected more than 0 seconds. Seconds until a wait"),
+        ("SUNDOG_SEED", "1.5", "expected a whole number. Seed of"),
+        ("SUNDOG_SIGNALS", "loud", "expected atomic or store. How ranks signal"),
+        ("SUNDOG_HEAP_SIZE", "1²", "expected a whole number of bytes"),
+    ],
+)
+def test_a_variable_that_cannot_be_read(
+    words: str, name: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the command would not use it."""
+    monkeypatch.setenv(name, value)
+    done = CliRunner().invoke(app, words.split())
+    assert (done.exit_code, type(done.exception)) == (2, SystemExit), done.output
+    assert f"sundog: {name}={value!r}: {expected}" in done.output
+    with pytest.raises(ValueError, match=f"{name}={value!r}"):
+        sundog.run(lambda world: None, 2, "sim", heap_size=1 << 20, timeout=9, signals="store")
+    with pytest.raises(ValueError, match=f"{name}={value!r}"):
+        sundog.init("shm")
+
+
+def test_a_value_that_cannot_be_read_gets_an_example() -> None:
+    done = CliRunner().invoke(app, ["trace", "all_gather", "--world", "x"], terminal_width=400)
+    assert done.exit_code == 2
+    told = " ".join(done.output.replace("│", " ").split())
+    assert (
+        "unable to parse string as an integer. For example: sundog trace all_gather --out" in told
+    )
 
 
 def test_a_line_number_stays_one(capsys: pytest.CaptureFixture[str]) -> None:
