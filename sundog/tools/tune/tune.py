@@ -40,13 +40,7 @@ from .._console import Show
 from .._launches import NUM_SMS, check_target
 from .._pool import Failure, Worker, serve
 from . import cache
-from .compile_configs import (
-    Compilers,
-    compile_config,
-    graph_writer,
-    launches_of,
-    warm_cache_keys,
-)
+from .compile_configs import Compilers, compile_config, graph_writer, launches_of, warm_cache_keys
 from .evaluate import Evaluator
 from .farm import Farm
 from .measure import WHERE, Timer, TunePlace, Where, serve_world, time_on_gpu
