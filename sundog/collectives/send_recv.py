@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..ops.dispatch import ASYNC_STREAM, check_contiguous, on_stream, packed
-from ..ops.op import World
+from ..ops.op import World, checked_tensor
 from ._mailbox import NOTHING, Mail, Message, least_heap
 
 SEND_STREAM, RECV_STREAM = ASYNC_STREAM, ASYNC_STREAM + 1
@@ -35,7 +35,7 @@ def send(world: World, x: torch.Tensor, dst: int, *, async_op: bool = False) -> 
 def recv(world: World, out: torch.Tensor, src: int, *, async_op: bool = False) -> Any:
     """Receive `out` from rank `src` and return it, like torch's recv (`async_op`: irecv)."""
     mail, src = _mail(world, "recv", src)
-    check_contiguous("recv", out=out)
+    check_contiguous("recv", out=checked_tensor(out))
     told = _only(world, src, (0, NOTHING, 0, out.numel() * out.itemsize))
     flat = out.view(-1)
 

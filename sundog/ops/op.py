@@ -191,6 +191,12 @@ def checked_rank(rank: Any, size: int) -> int:
     return number
 
 
+def checked_tensor(tensor: Any) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"expected a tensor, got a {type(tensor).__name__}: {tensor!r:.60}")
+    return tensor
+
+
 def check_grad(op: str, *tensors: Any, name: str = "") -> None:
     """Raise where a gradient would be lost: kernels have no backward formula.
 

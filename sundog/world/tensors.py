@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import NotSymmetric
+from ..ops.op import checked_tensor
 from .heap import Allocation, Heap
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class Symmetric:
 
     def find(self, tensor: torch.Tensor) -> Allocation | None:
         """Return the live allocation that a tensor of this rank starts in."""
-        if tensor.device.type != self._backend.device.type:
+        if checked_tensor(tensor).device.type != self._backend.device.type:
             return None
         block = self._at(_address(tensor))
         return None if block is None or block.is_arena else block
@@ -188,6 +189,7 @@ class Symmetric:
     def block_of(self, tensor: torch.Tensor) -> Allocation:
         block = self.find(tensor)
         if block is None:
+            self.refuse_freed("a tensor", tensor)
             raise NotSymmetric(
                 f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} is not a live "
                 f"allocation of this world's heap (rank {self._rank} of {len(self._ranks)}): it is "
@@ -199,11 +201,13 @@ class Symmetric:
     def refuse_freed(self, what: str, tensor: torch.Tensor) -> None:
         """Raise if a tensor lies in this heap but in no live allocation: it was freed."""
         address = _address(tensor)
+        if self._at(address) is not None:
+            return  # on the heap of a group
         if tensor.numel() and any(0 <= address - b < self.heap.capacity for _, b in self._own):
             raise NotSymmetric(
                 f"{what} of shape {tuple(tensor.shape)} was on the heap of this world and has been "
                 "freed (world.free, the end of its scope, or of its group). Its memory may be "
-                "another tensor's soon: free it later."
+                "another tensor's soon: free it later, and once."
             )
 
     def inside(self, tensor: torch.Tensor, block: Allocation) -> int:

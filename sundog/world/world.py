@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from ..collectives._mailbox import mailboxes
 from ..device import context
 from ..errors import RankMismatch, SundogError, WorldClosed, by_rank
 from ..ops.load import functions
-from ..ops.op import checked_rank
+from ..ops.op import checked_rank, checked_tensor
 from ..ops.plans import Plans, Progress
 from ..torch import names
 from ..torch.calls import routed
@@ -124,11 +124,11 @@ class World:
 
     def empty_like(self, other: torch.Tensor, name: str = "") -> torch.Tensor:
         """Allocate like `empty`, with the shape and dtype of any tensor."""
-        return self.empty(other.shape, other.dtype, name)
+        return self.empty(checked_tensor(other).shape, other.dtype, name)
 
     def zeros_like(self, other: torch.Tensor, name: str = "") -> torch.Tensor:
         """Allocate like `zeros`, with the shape and dtype of any tensor."""
-        return self.zeros(other.shape, other.dtype, name)
+        return self.empty_like(other, name).zero_()
 
     def signals(self, shape: Shape, name: str) -> torch.Tensor:
         """Make flags and epochs: zeroed int64, which a recovery of the world sets to zero again.
@@ -420,6 +420,8 @@ class World:
         return checked_rank(rank, self.size)
 
     def _check_members(self, ranks: Sequence[int]) -> list[int]:
+        if not isinstance(ranks, Iterable):
+            raise ValueError(f"group of ranks {ranks!r}: give all of them, for example [0, 1]")
         members = [self._check_rank(rank) for rank in ranks]
         if not members or len(set(members)) != len(members):
             raise ValueError(f"group of ranks {members}: name each member once, and at least one")

@@ -261,6 +261,60 @@ def test_a_world_inside_a_rank(backend: str, run: Run) -> None:
         run(lambda world: sundog.run(lambda inner: None, 2, "sim"), 1)
 
 
+WITHOUT_A_TENSOR = {
+    "free": lambda world: world.free(None),
+    "peer": lambda world: world.peer([1.0], 0),
+    "offset_of": lambda world: world.offset_of(5),
+    "is_symmetric": lambda world: world.is_symmetric(world),
+    "as_symmetric": lambda world: world.as_symmetric("x"),
+    "empty_like": lambda world: world.empty_like([1.0]),
+    "zeros_like": lambda world: world.zeros_like((2, 3)),
+    "recv": lambda world: world.recv(None, 1 - world.rank),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_TENSOR)
+def test_what_is_no_tensor(run: Run, name: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"expected a tensor, got a (NoneType|list|int|World|str|t)"
+    ):
+        run(WITHOUT_A_TENSOR[name], 2)
+
+
+@pytest.mark.parametrize("ranks", [1, None])
+def test_a_group_of_no_sequence(run: Run, ranks: Any) -> None:
+    with pytest.raises(ValueError, match=rf"group of ranks {ranks}: .* for example \[0, 1\]"):
+        run(lambda world: world.group(ranks), 2)
+
+
+def test_a_tensor_that_is_freed_twice(run: Run) -> None:
+    def main(world: sundog.World) -> None:
+        x = world.empty(4)
+        world.free(x)
+        world.free(x)
+
+    with pytest.raises(NotSymmetric, match=r"of this world and has been freed .* and once"):
+        run(main, 2)
+
+
+def test_a_live_tensor_of_a_group_is_not_freed(run: Run) -> None:
+    """To the world it is an ordinary tensor, which a call copies."""
+
+    def main(world: sundog.World) -> list[float]:
+        group = world.group([1, 0])
+        assert group is not None
+        mine = group.full(3, world.rank + 1.0)
+        with pytest.raises(NotSymmetric, match="or from another world"):
+            world.free(mine)
+        found: list[float] = world.all_reduce(mine).cpu().tolist()
+        group.free(mine)
+        with pytest.raises(NotSymmetric, match="has been freed"):
+            group.free(mine)
+        return found
+
+    assert run(main, 2) == [[3.0] * 3] * 2
+
+
 def test_unknown_backends_and_options() -> None:
     with pytest.raises(ValueError, match="'smi'") as error:
         sundog.run(lambda world: None, 2, "smi")
