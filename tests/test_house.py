@@ -19,7 +19,7 @@ from sundog.ops.op import FUNCTIONS, OPS, SHAPE
 BUDGETS = {
     "(top)": 1505,
     "backends": 3950,
-    "checker": 5160,
+    "checker": 5155,
     "collectives": 3795,
     "compat": 2860,
     "compiled": 1000,
@@ -33,18 +33,18 @@ BUDGETS = {
     "learn": 415,
     "machine": 3845,
     "nodes": 1900,
-    "ops": 1951,
+    "ops": 1955,
     "predict": 1375,
     "report": 540,
-    "tools": 2782,
+    "tools": 2785,
     "tools/bench": 955,
     "tools/check": 1515,
     "tools/predict": 895,
     "tools/probe": 845,
     "tools/trace": 630,
-    "tools/tune": 2657,
+    "tools/tune": 2660,
     "torch": 2400,
-    "world": 1548,
+    "world": 1550,
 }
 LONGEST_FILE = 450
 TOP_LEVEL_FILES = 11
