@@ -12,6 +12,7 @@ import torch
 
 from ..device import context, signal
 from ..errors import WaitRecord, WaitTimeout
+from .heap import ALIGNMENT
 
 SIGNALS = ("atomic", "store")  # how a kernel sets a flag of a peer: device/signal.py
 RAISED = 2  # first word of a record that the host has raised; a kernel writes 1
@@ -29,6 +30,8 @@ def table(rank: int, deltas: list[tuple[int, int]], polls: int) -> list[int]:
     """Return a context's words up to its record. `deltas` are those of data and of flags."""
     first = context.DELTAS.value
     assert (first + 1, 2) == (context.FLAG_DELTAS.value, context.PER_PEER.value)
+    # device.memory.moved drops what is below 256 bytes.
+    assert not any(data % ALIGNMENT for data, _ in deltas), f"heaps lie {deltas} bytes apart"
     words = [0] * first + [word for pair in deltas for word in pair]
     words[first - 2 : first] = [context.NOBODY] * 2
     words[context.RANK.value] = rank
