@@ -20,10 +20,10 @@ from triton.runtime.interpreter import InterpreterOptions, TensorDescHandle
 from ..device import proxy, trace
 from ..errors import CannotInterpret, KernelError
 from .arithmetic import Arithmetic
+from .branches import held, of_thread_zero
 from .folding import corners
 from .numerics import Value, is_raw, narrow, np_dtype, poison_like, round_to_tf32, same_bits, widen
 from .ptx import run_ptx
-from .ptx_lanes import held, of_thread_zero
 
 EXTERNS: dict[str, Callable[..., Value]] = {}  # by symbol: functions of libraries that we know
 

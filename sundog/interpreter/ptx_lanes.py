@@ -16,7 +16,6 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -27,7 +26,6 @@ from typing import Any
 import numpy as np
 import triton
 
-from ..errors import CannotInterpret
 from .ptx_parse import PtxBlock, PtxInstruction
 
 LOOP = " in a loop"  # at the end of an instruction's name, if it may be repeated without end
@@ -91,30 +89,6 @@ def choose_lanes(
         return Lanes(every, np.zeros(len(every), int), num_threads, False, size)
     one = every[:1]
     return Lanes(one, np.zeros(len(one), int), num_threads, mask is None, size)
-
-
-def held(branch: Any, shape: tuple[int, ...], mask: np.ndarray | None) -> np.ndarray | None:
-    """Return the elements of a mask that the threads of a branch have: thread t, element t mod n.
-
-    A scalar is the program's, in a branch too.
-    """
-    size = math.prod(shape)
-    if not isinstance(branch, np.ndarray) or size == 1:
-        return mask
-    found = np.zeros(size, bool)
-    if size < branch.size:
-        found[np.flatnonzero(branch) % size] = True
-    else:
-        found = branch[np.arange(size) % branch.size]
-    found = found.reshape(shape)
-    return found if mask is None else found & mask
-
-
-def of_thread_zero(branch: Any, values: np.ndarray) -> np.ndarray:
-    """Return the value that a branch of thread 0 stores to one address."""
-    if not isinstance(branch, np.ndarray) or np.flatnonzero(branch).tolist() != [0]:
-        raise CannotInterpret("a value per thread (%tid) is stored to one address")
-    return values[:1]
 
 
 # the place of an instruction

@@ -25,47 +25,14 @@ from triton.runtime.jit import JITFunction
 
 from ..callsite import relative
 from ..errors import CannotInterpret
+from .branches import NOT_TAKEN, TAKEN, Branch, SomeThreads, assigned_names, selecting
 from .folding import Turns, carried_names, watch_turns
 from .gluon_twins import Gluon, not_for_gluon, twin_name
-from .running import RunningProgram
 
 _HELPERS = "_sundog"
 _BUILTIN = "__triton_builtin__"
 _LIBRARY = ("ceil", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "rsqrt", "sin", "sqrt")
 _CHAIN = "_InterpreterComparison"  # Triton 3.9's name for a chain of comparisons
-
-
-class Branch:
-    """The body of an `if`. Entering it says whether it runs."""
-
-    def __init__(self, is_taken: bool) -> None:
-        self.is_taken = is_taken
-
-    def __enter__(self) -> bool:
-        return self.is_taken
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-_TAKEN, _NOT_TAKEN = Branch(True), Branch(False)
-
-
-class _SomeThreads(Branch):
-    """A body that runs for some threads of a program, which are its mask inside."""
-
-    def __init__(self, program: RunningProgram, holds: np.ndarray) -> None:
-        self._program, self._before = program, program.mask
-        mask = holds if self._before is None else self._before & holds
-        self._mask = None if mask.all() and self._before is None else mask
-        super().__init__(bool(mask.any()))
-
-    def __enter__(self) -> bool:
-        self._program.mask = self._mask
-        return self.is_taken
-
-    def __exit__(self, *error: object) -> None:
-        self._program.mask = self._before
 
 
 def _is_foreign_builtin(called: Any) -> bool:
@@ -78,6 +45,7 @@ class Helpers:
     """What rewritten kernels call."""
 
     tl = tl
+    variables = builtins.locals  # of the kernel that calls it
 
     def __init__(self, semantic: TritonSemantic) -> None:
         self.semantic = semantic
@@ -154,13 +122,16 @@ class Helpers:
     def branch(self, value: Any) -> Branch:
         """Return what runs the body of an `if`, for the threads where its condition is true."""
         if not self._per_thread(value):
-            return _TAKEN if self.truth(value) else _NOT_TAKEN
-        return _SomeThreads(self.semantic.builder.machine.program, value.handle.data.astype(bool))
+            return TAKEN if self.truth(value) else NOT_TAKEN
+        return SomeThreads(self.semantic.builder.machine.program, value.handle.data.astype(bool))
 
-    def turn(self, value: Any) -> bool:
-        """Return the truth of a loop's condition, once per turn; threads leave one by one."""
+    def turn(self, value: Any, together: bool = False) -> bool:
+        """Return the truth of a loop's condition, once per turn; threads leave one by one.
+
+        A loop with a `return`, `break` or `continue` needs them all `together`.
+        """
         self.semantic.builder.machine.accesses.turned()
-        if self._per_thread(value):
+        if not together and self._per_thread(value):
             program = self.semantic.builder.machine.program
             holds = value.handle.data.astype(bool)
             program.mask = holds if program.mask is None else program.mask & holds
@@ -170,7 +141,7 @@ class Helpers:
     def threads(self) -> Branch:
         """Return what keeps the current threads, since some may leave a loop inside."""
         program = self.semantic.builder.machine.program
-        return _SomeThreads(program, np.ones(1, bool))
+        return SomeThreads(program, np.ones(1, bool))
 
     def chosen(self, value: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
         """Return one of two values, per thread if the condition is a value per thread."""
@@ -287,6 +258,7 @@ class _Rewriter(stock.ASTTransformer):
     def __init__(self, fn: Callable) -> None:
         self.fn = fn
         self.names = _Names(fn)
+        self.num_branches = 0
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         if len(node.targets) > 1:
@@ -341,19 +313,28 @@ class _Rewriter(stock.ASTTransformer):
         return ast.copy_location(_call("chosen", node.test, *both), node)
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        leaves = (ast.Return, ast.Break, ast.Continue)
-        if node.orelse or any(isinstance(each, leaves) for each in ast.walk(node)):
+        if node.orelse or _leaves(node):
             return self._condition(node)
+        branch, names = self._new_branch(), assigned_names(node.body)
         self.generic_visit(node)
-        taken = ast.Name(f"{_HELPERS}_taken", ast.Load())
-        item = ast.withitem(_call("branch", node.test), ast.Name(taken.id, ast.Store()))
-        body = ast.copy_location(ast.If(taken, node.body, []), node)
+        taken = ast.Attribute(ast.Name(branch, ast.Load()), "is_taken", ast.Load())
+        body = ast.copy_location(ast.If(taken, selecting(node, names, branch, _HELPERS), []), node)
+        item = ast.withitem(_call("branch", node.test), ast.Name(branch, ast.Store()))
         return ast.copy_location(ast.With([item], [body]), node)
 
     def visit_While(self, node: ast.While) -> ast.AST:
+        branch, names, together = self._new_branch(), assigned_names(node.body), _leaves(node)
         self.generic_visit(node)
-        node.test = ast.copy_location(_call("turn", node.test), node.test)
-        return ast.copy_location(ast.With([ast.withitem(_call("threads"), None)], [node]), node)
+        node.test = ast.copy_location(_call("turn", node.test, ast.Constant(together)), node.test)
+        if not together:
+            node.body = selecting(node, names, branch, _HELPERS)
+        item = ast.withitem(_call("threads"), ast.Name(branch, ast.Store()))
+        return ast.copy_location(ast.With([item], [node]), node)
+
+    def _new_branch(self) -> str:
+        """Return a name for a branch, since one may be in another."""
+        self.num_branches += 1
+        return f"{_HELPERS}_branch{self.num_branches}"
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         first, *rest = (self.visit(value) for value in node.values)
@@ -408,6 +389,11 @@ class _Rewriter(stock.ASTTransformer):
 def _refused(fn: Callable, node: ast.AST, reason: str) -> CannotInterpret:
     at = f"{relative(fn.__code__.co_filename)}:{getattr(node, 'lineno', 0)}"
     return CannotInterpret(f"kernel {fn.__name__} at {at}: {reason}")
+
+
+def _leaves(node: ast.AST) -> bool:
+    """Return whether a body may end early."""
+    return any(isinstance(each, ast.Return | ast.Break | ast.Continue) for each in ast.walk(node))
 
 
 def _loaded(target: ast.AST) -> ast.expr:
