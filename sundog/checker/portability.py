@@ -1,7 +1,7 @@
 """What is right only as compilers and GPUs of today have it.
 
 A volatile load that counts on being atomic: on NVIDIA it is, on AMD it is not. A result that counts
-on zeros in the lanes of a masked load that the language leaves undefined.
+on zeros in the lanes of a masked load or atomic that the language leaves undefined.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ VOLATILE_FLAG = Rule(
 UNDEFINED_LANES = Rule(
     "portability",
     "undefined lanes",
-    "the result uses lanes that a masked load without `other` leaves undefined, and is correct "
-    "only if they are zero, as today's compilers leave them; an error with --strict",
+    "the result uses lanes that a masked load without `other`, or a masked atomic, leaves "
+    "undefined, and is correct only if they are zero, as today's compilers leave them (an "
+    "atomic's: only NVIDIA's); an error with --strict",
     "Load with other=0.0, or mask the values computed from these lanes.",
     is_strict=True,
 )
@@ -49,9 +50,9 @@ def look(here: Encounter) -> list[Found]:
     ]
 
 
-def undefined_lanes(stack: Stack, program: Program) -> Finding:
-    """Return the remark about a load; `program` made it first."""
+def undefined_lanes(stack: Stack, program: Program, verb: str) -> Finding:
+    """Return the remark about a load or atomic; `program` made it first."""
     who = SimpleNamespace(rank=program.rank, index=program.index, kernel=program.launch.name)
-    event = AccessEvent(who, "masked load", False, False, tensor=True, stack=stack)
+    event = AccessEvent(who, f"masked {verb}", False, False, tensor=True, stack=stack)
     why = "the function fails with other values there than zeros, and with zeros it does not"
     return UNDEFINED_LANES.finding(why, None, event.access("", ""))

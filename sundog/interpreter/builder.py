@@ -127,7 +127,8 @@ class Atomics(Arithmetic):
             execute, recall, addresses, kind.itemsize, operands, *order, tile, proxy
         )
         if addresses.size < chosen.size:  # the other lanes have no old value
-            old = np.where(chosen, old, poison_like(chosen.shape, kind, dtype))
+            verb = "load" if operands[0] in ("LOAD", "VOLATILE") else "atomic"
+            old = np.where(chosen, old, self.machine.undefined.fill(chosen, dtype, verb))
         return Value(old, dtype)
 
     # Triton 3.9's own entry points
@@ -302,10 +303,9 @@ class Builder(Atomics):
 
         order = ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.SYSTEM
         loaded = self._atomic(execute, ptrs, element, chosen, ("VOLATILE", b""), *order)
-        if other is None and chosen.all():
+        if other is None:
             return loaded
-        fill = self.machine.undefined.fill(chosen, element) if other is None else other.data
-        return Value(np.where(chosen, loaded.data, fill).astype(dtype), element)
+        return Value(np.where(chosen, loaded.data, other.data).astype(dtype), element)
 
     def _store(
         self,

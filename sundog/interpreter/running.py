@@ -104,8 +104,8 @@ class Multicast(Protocol):
 
 
 class UndefinedLanes(Protocol):
-    def fill(self, chosen: np.ndarray, element: tl.dtype) -> np.ndarray:
-        """Return a tile for the current load, with the lanes that it leaves undefined filled."""
+    def fill(self, chosen: np.ndarray, element: tl.dtype, verb: str = "load") -> np.ndarray:
+        """Return a tile for the current access, with the lanes that it leaves undefined filled."""
 
 
 class RunningMachine(Protocol):

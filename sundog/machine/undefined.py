@@ -1,4 +1,4 @@
-"""What the lanes hold that a masked load without `other` leaves undefined.
+"""What the lanes hold that a masked load without `other`, or a masked atomic, leaves undefined.
 
 They hold poison, so that a result that relies on them shows it. Today's compilers fill them with
 zeros, and a machine can do so too: for all loads, or for all but some, to see which ones matter.
@@ -31,10 +31,10 @@ class Undefined:
         self._machine = machine
         self._poisoned = poisoned
         self._stacks: dict[Site, Stack] = {}
-        self.loads: dict[Stack, Program] = {}  # with such lanes, and who made them first
+        self.loads: dict[Stack, tuple[Program, str]] = {}  # with such lanes: who was first, and how
 
-    def fill(self, chosen: np.ndarray, element: tl.dtype) -> np.ndarray:
-        """Return a tile for the current load, of the `chosen` lanes, and note the load."""
+    def fill(self, chosen: np.ndarray, element: tl.dtype, verb: str = "load") -> np.ndarray:
+        """Return a tile for the current load, or atomic, of the `chosen` lanes, and note it."""
         kind = np_dtype(element)
         if chosen.all():
             return np.empty(chosen.shape, kind)
@@ -42,7 +42,7 @@ class Undefined:
         stack = self._stacks.get(site)
         if stack is None:
             stack = self._stacks[site] = tuple(stack_of(site))
-            self.loads.setdefault(stack, self._machine.program)
+            self.loads.setdefault(stack, (self._machine.program, verb))
         if self._poisoned is None or stack in self._poisoned:
             return poison_like(chosen.shape, kind, element)
         return np.zeros(chosen.shape, kind)

@@ -1,4 +1,4 @@
-"""Lanes of a masked load without `other`: a remark where only they are to blame for a failure."""
+"""Lanes that a masked load or atomic leaves: a remark if they alone are to blame for a failure."""
 
 from __future__ import annotations
 
@@ -238,16 +238,42 @@ def counted(x, out, n, LANES: tl.constexpr):
     tl.store(out, tl.sum(tl.atomic_add(x + at, 1, mask=at < n, sem="relaxed")))
 
 
-def test_what_an_atomic_returns_stays_poison() -> None:
-    """Nothing says that compilers fill it."""
-
+def test_a_sum_of_what_an_atomic_returns_is_a_remark() -> None:
     def main(world: World) -> None:
         out = torch.zeros(1, dtype=torch.int32)
         counted[(1,)](torch.zeros(N, dtype=torch.int32), out, N, LANES=LANES)
         assert out.item() == 0
 
     report = check_once(main, 1)
-    assert [finding.kind for finding in report.findings] == [WRONG_RESULT.kind]
+    assert report.findings == []
+    (remark,) = report.remarks
+    assert remark.second is not None
+    assert (remark.rule, remark.second.verb) == (UNDEFINED_LANES.name, "masked atomic")
+    assert "atomic_add" in remark.second.text
+
+
+@triton.jit
+def poll(flags, n, least, LANES: tl.constexpr, KIND: tl.constexpr):
+    at = tl.arange(0, LANES)
+    if KIND == "add":
+        while tl.sum(tl.atomic_add(flags + at, 0, mask=at < n, sem="acquire", scope="sys")) < least:
+            pass
+    else:
+        while tl.sum(tl.load(flags + at, mask=at < n, volatile=True)) < least:
+            pass
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("kind", ["add", "volatile"])
+def test_a_poll_that_sums_such_lanes(kind: str, late: int) -> None:
+    """With one signal too few it never ends, whatever these lanes hold."""
+
+    def main(world: World) -> None:
+        poll[(1,)](torch.ones(N, dtype=torch.int32), N, N + late, LANES=LANES, KIND=kind)
+
+    report = check_once(main, 1)
+    assert [finding.kind for finding in report.findings] == ["deadlock"] * late
+    assert [remark.rule for remark in report.remarks] == [UNDEFINED_LANES.name] * (1 - late)
 
 
 @triton.jit
@@ -256,9 +282,9 @@ def copy(x, out, n, LANES: tl.constexpr):
     tl.store(out + at, tl.load(x + at, mask=at < n))
 
 
-def compiled(target: str, pointer: str) -> Any:
+def compiled(target: str, pointer: str, kernel: Any = copy) -> Any:
     signature = {"x": pointer, "out": pointer, "n": "i32", "LANES": "constexpr"}
-    source = ASTSource(copy, signature=signature, constexprs={"LANES": 128})
+    source = ASTSource(kernel, signature=signature, constexprs={"LANES": 128})
     return triton.compile(source, target=gpu_target(target))
 
 
@@ -267,6 +293,20 @@ def compiled(target: str, pointer: str) -> Any:
 def test_nvidia_has_zeros_in_such_lanes(pointer: str) -> None:
     text = " ".join(compiled("sm_90", pointer).asm["ptx"].split())
     (first,) = re.findall(r"mov\.[bu]\d+ (%\w+), 0x0; @%p\d+ ld\.global\.b\d+ \{ \1 \}", text)
+    assert first
+
+
+@triton.jit
+def add(x, out, n, LANES: tl.constexpr):
+    at = tl.arange(0, LANES)
+    tl.store(out + at, tl.atomic_add(x + at, 1, mask=at < n))
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("pointer", ["*fp32", "*fp16", "*i32", "*i64"])
+def test_nvidia_has_zeros_in_such_lanes_of_an_atomic(pointer: str) -> None:
+    text = " ".join(compiled("sm_90", pointer, add).asm["ptx"].split())
+    (first,) = re.findall(r"mov\.[bu]\d+ (%\w+), 0x0; @%p\d+ atom\.\S+ \1,", text)
     assert first
 
 

@@ -170,7 +170,7 @@ def _with_zeros(
     if again.failure is not None:
         return None
     blamed = _blame([*loads], lambda some: run(some)[0].failure is not None)
-    remarks = [undefined_lanes(stack, loads[stack]) for stack in blamed]
+    remarks = [undefined_lanes(stack, *loads[stack]) for stack in blamed]
     for remark in remarks:
         remark.token = again.schedule.token
     _add(as_compiled.findings if strict else as_compiled.remarks, remarks)
