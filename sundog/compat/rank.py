@@ -32,11 +32,13 @@ _BACKENDS = ("nccl", "gloo", "undefined", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:g
 _PER_RANK = ("_group_name_to_workspace_tensor", "_group_name_to_store", "_backend_streams")
 _NEEDS_A_GPU = re.compile(
     r"'torch\._C' has no attribute '_(cuda|nccl)|CUDA is not available|CUDA_HOME|"
+    r"'torch\.cuda' has no attribute|"
     r"compiled with(out)? CUDA|0 active drivers|find backend for device type cpu|"
     r"'CUDA' backend|from the 'CPU' backend|NVIDIA driver|lib(cuda|cudart|nvrtc)\b|"
     r"support for cuda|CUDA support|initialize CUDA|dummy base class|_host_emptyCache|"
     r"accelerator device when none|a cuda device, but got|only supported on CUDA"
 )
+_NO_OPERATOR = re.compile(r"'_OpNamespace' '(\w+)' object has no attribute '(\w+)'")
 
 _LONG = 200  # letters of what torch says, of which the first sentence is enough
 
@@ -133,6 +135,9 @@ def as_rank(main: Callable[..., Any], argv: Sequence[str] | None = None) -> Call
             try:
                 return _called(main)
             except Exception as error:
+                if missing := _NO_OPERATOR.search(str(error)):
+                    said = f"no imported library defines torch.ops.{missing[1]}.{missing[2]}"
+                    raise ImportError(said).with_traceback(error.__traceback__) from error
                 if not _NEEDS_A_GPU.search(str(error)) or isinstance(error, SundogError):
                     raise
                 said = str(error).partition("\n")[0]
@@ -304,6 +309,10 @@ def _refusing(what: str) -> Callable[..., Any]:
 
 
 _ONE_PROCESS = "sundog runs main() in every rank already: name the function that a rank runs"
+_SEVERAL_GPUS = (
+    "broadcast", "broadcast_coalesced", "reduce_add", "reduce_add_coalesced", "scatter", "gather"
+)  # fmt: skip
+_ONE_GPU = "torch.cuda.comm.{}: each rank has one GPU here; use torch.distributed instead"
 _PROFILER = (
     "torch.profiler is not simulated, since there is no time here: leave it out, or use a GPU"
 )
@@ -365,6 +374,11 @@ def _install_host_calls(patches: Patches) -> None:
     )
     patches.set_everywhere(
         torch.multiprocessing.reductions, {"reduce_tensor": answered_with(between, reduced)}
+    )
+    several = torch.nn.parallel.comm
+    refusals = {name: _refusing(_ONE_GPU.format(name)) for name in _SEVERAL_GPUS}
+    patches.set_everywhere(
+        several, {name: for_ranks(no, getattr(several, name)) for name, no in refusals.items()}
     )
     patches.set(torch, "compile", for_ranks(_uncompiled, torch.compile))
     spawns = torch.multiprocessing

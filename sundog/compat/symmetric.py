@@ -89,7 +89,7 @@ def rendezvous(rank: Any, tensor: torch.Tensor, group_name: str | None = None) -
     """Stand in for _SymmetricMemory.rendezvous: at first a collective of the group's ranks."""
     allocation = find(rank, tensor)
     if allocation is None:
-        raise RuntimeError(
+        raise CannotInterpret(
             f"rendezvous of a tensor of shape {tuple(tensor.shape)} that is not symmetric: "
             "allocate it with torch.distributed._symmetric_memory.empty"
         )

@@ -149,6 +149,29 @@ def an_operator_of_nvshmem() -> None:
     torch.ops.symm_mem.nvshmem_put(torch.ones(3, device="cuda"), 1)
 
 
+def an_operator_of_a_missing_library() -> None:
+    torch.ops.a_library_that_nobody_has.reduce(torch.ones(3, device="cuda"))
+
+
+def rendezvous_of_an_ordinary_tensor() -> None:
+    dist.init_process_group("nccl")
+    symm_mem.rendezvous(torch.ones(4, device="cuda"), dist.group.WORLD)
+
+
+def several_gpus() -> None:
+    torch.cuda.comm.broadcast(torch.ones(3, device="cuda"), [0, 1])
+
+
+def several_gpus_by_another_name() -> None:
+    torch.nn.parallel.comm.gather([torch.ones(3, device="cuda")])
+
+
+def several_gpus_by_a_name_of_its_own() -> None:
+    from torch.cuda.comm import reduce_add
+
+    reduce_add([torch.ones(3, device="cuda"), torch.ones(3, device="cuda")])
+
+
 def any_accelerator() -> None:
     """Name the device as programs do that are for every kind of GPU, and use autocast."""
     torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))

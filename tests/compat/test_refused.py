@@ -38,6 +38,11 @@ REFUSED = {
     "a_generator": "main() returned a generator, and has run nothing: make it a function",
     "a_coroutine": "main() returned a coroutine, and has run nothing: make it a function",
     "an_operator_of_nvshmem": "'symm_mem::nvshmem_put' with arguments from the 'CPU' backend: this",
+    "an_operator_of_a_missing_library": "153: no imported library defines torch.ops.a_library_tha",
+    "rendezvous_of_an_ordinary_tensor": "158: rendezvous of a tensor of shape (4,) that is not sy",
+    "several_gpus": "gpu_only.py:162: ",  # another sentence once torch.cuda.comm was imported
+    "several_gpus_by_another_name": "166: torch.cuda.comm.gather: each rank has one GPU here; use",
+    "several_gpus_by_a_name_of_its_own": "torch.cuda.comm.reduce_add: each rank has one GPU here;",
     "nccl_itself": "has no attribute '_nccl_all_reduce': this needs a GPU, and is not simulated",
 }
 CLEAN = ("with_rendezvous", "notes_for_a_profiler", "any_accelerator", "devices", "compiled")
