@@ -17,7 +17,16 @@ from .numerics import Value, np_dtype
 from .ptx_arithmetic import BINARY, COMPARE, UNARY, as_bits, as_type, bytes_of, converted, is_type
 from .ptx_lanes import Lanes, choose_lanes, locate
 from .ptx_memory import MEMORY, run_memory
-from .ptx_parse import Address, Immediate, Operand, PtxBlock, PtxInstruction, Register, parse
+from .ptx_parse import (
+    MALFORMED,
+    Address,
+    Immediate,
+    Operand,
+    PtxBlock,
+    PtxInstruction,
+    Register,
+    parse,
+)
 
 if TYPE_CHECKING:
     from .builder import Builder
@@ -262,7 +271,10 @@ class _Block:
         elif name == "trap":
             raise KernelError(f"inline PTX, line {instruction.line}: {instruction.text}: it traps")
         elif name not in _IGNORED:
-            self._compute(instruction)
+            try:
+                self._compute(instruction)
+            except MALFORMED as error:
+                raise instruction.refused() from error
 
     def _is_of_all(self, count: tuple[Operand, ...]) -> bool:
         """Return whether a barrier is for all threads: it gives their number, or none."""

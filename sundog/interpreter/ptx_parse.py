@@ -37,6 +37,8 @@ class Address:
     offset: int
 
 
+MALFORMED = (IndexError, KeyError, TypeError, ValueError)  # of an instruction whose form is wrong
+_UNKNOWN_FORM = "this form of the instruction is not known"
 Operand = Register | Immediate | Address | tuple["Operand", ...]
 
 
@@ -57,7 +59,7 @@ class PtxInstruction:
     def opcode(self) -> str:
         return ".".join((self.name, *self.parts))
 
-    def refused(self, why: str) -> CannotInterpret:
+    def refused(self, why: str = _UNKNOWN_FORM) -> CannotInterpret:
         return CannotInterpret(f"inline PTX, line {self.line}: {self.text.strip()}: {why}")
 
 
@@ -109,7 +111,10 @@ def parse(text: str) -> PtxBlock:
         end = blank.find(";", at)
         end = len(blank) if end < 0 else end
         statement = blank[at:end]
-        _add(found, statement, line)
+        try:
+            _add(found, statement, line)
+        except MALFORMED as error:
+            raise _refused(statement.strip(), line, _UNKNOWN_FORM) from error
         line += statement.count("\n")
         at = end
     return _with_loops(found)
@@ -260,7 +265,10 @@ def _as_ptx(text: str) -> str:
             found.append("")
             released = _scope(rest.split(), statement, number)
         else:
-            found.append(_translated(name, rest, statement, number))
+            try:
+                found.append(_translated(name, rest, statement, number))
+            except MALFORMED as error:
+                raise _refused(statement, number, _UNKNOWN_FORM) from error
     if released:
         raise _refused(statement, number, "a buffer_wbl2 needs `s_waitcnt vmcnt(0)` after it")
     return "\n".join(found)
