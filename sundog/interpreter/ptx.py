@@ -292,7 +292,7 @@ class _Block:
         kinds = [part for part in instruction.parts if is_type(part)]
         if not kinds or not operands:
             raise instruction.refused("this instruction is not known")
-        kind = kinds[-1]
+        kind, half = kinds[-1], ".hi" if "hi" in instruction.parts else ""
         target, given = operands[0], operands[1:]
         if name in ("mov", "cvta"):
             self._move(instruction, kind)
@@ -305,17 +305,18 @@ class _Block:
             a, b = (self.read(each, kind, instruction) for each in given[:2])
             chosen = self.read(given[2], "pred", instruction)
             self.write(target, np.where(chosen, a, b), kind, instruction)
-        elif name in BINARY and len(given) == 2 and "hi" not in instruction.parts:
+        elif name + half in BINARY and len(given) == 2:
             wide = "wide" in instruction.parts
             shift = name in ("shl", "shr")
             a = self.read(given[0], kind, instruction)
             b = self.read(given[1], "u32" if shift else kind, instruction)
-            self._write_sum(target, BINARY[name], (a, b), kind, wide, instruction)
-        elif name in ("mad", "fma") and len(given) == 3 and "hi" not in instruction.parts:
+            self._write_sum(target, BINARY[name + half], (a, b), kind, wide, instruction)
+        elif name in ("mad", "fma") and len(given) == 3:
             wide = "wide" in instruction.parts
             a, b = (self.read(each, kind, instruction) for each in given[:2])
             c = self.read(given[2], _wide(kind) if wide else kind, instruction)
-            fused = (lambda x, y: x * y + c) if a.dtype.kind != "f" else _fused(c)
+            product = BINARY["mul" + half]
+            fused = (lambda x, y: product(x, y) + c) if a.dtype.kind != "f" else _fused(c)
             self._write_sum(target, fused, (a, b), kind, wide, instruction)
         elif name in UNARY and len(given) == 1:
             self.write(

@@ -81,15 +81,29 @@ def _shift(kind: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     return shift
 
 
+def _high_half(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the high half of a product, as mul.hi does."""
+    return ((a.astype(object) * b.astype(object)) >> 8 * a.itemsize).astype(a.dtype)
+
+
+def _digits(a: np.ndarray) -> np.ndarray:
+    """Return the bits of each number, the highest first."""
+    return np.unpackbits(a.byteswap().view(np.uint8).reshape(a.size, -1), axis=1)
+
+
 BINARY: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divide, "rem": _remainder,
     "min": np.fmin, "max": np.fmax, "and": np.bitwise_and, "or": np.bitwise_or,
     "xor": np.bitwise_xor, "shl": _shift("left"), "shr": _shift("right"),
+    "mul.hi": _high_half,
 }  # fmt: skip
 UNARY: dict[str, Callable[[np.ndarray], Any]] = {
     "not": np.invert, "neg": np.negative, "abs": np.abs, "sqrt": np.sqrt,
     "rcp": lambda a: (1 / a).astype(a.dtype), "ex2": lambda a: np.exp2(a).astype(a.dtype),
     "lg2": lambda a: np.log2(a).astype(a.dtype),
+    "popc": lambda a: _digits(a).sum(axis=1),
+    "clz": lambda a: (_digits(a).cumsum(axis=1) == 0).sum(axis=1),
+    "brev": lambda a: np.packbits(_digits(a)[:, ::-1], axis=1).view(a.dtype).byteswap().ravel(),
 }  # fmt: skip
 COMPARE: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.compat
 @triton.jit
 def assembly_kernel(x_ptr):
     x = tl.load(x_ptr)
-    y = tl.inline_asm_elementwise("brev.b32 $0, $1;", "=r,r", [x], tl.int32, True, 1)  # here
+    y = tl.inline_asm_elementwise("bfind.u32 $0, $1;", "=r,r", [x], tl.int32, True, 1)  # here
     tl.store(x_ptr, y)
 
 
@@ -58,7 +58,7 @@ def imported_kernel(x_ptr):
 
 
 GPU_ONLY = {
-    assembly_kernel: "inline PTX, line 1: brev.b32 $0, $1",
+    assembly_kernel: "inline PTX, line 1: bfind.u32 $0, $1",
     extern_kernel: "__nv_abs",
     module_kernel: "libdevice.abs",
     helper_kernel: "tanh",
