@@ -56,7 +56,7 @@ def tensor(value: Any, dtype: Any = None) -> Any:
     return found if dtype is None or found.dtype == dtype else tl.cast(found, dtype)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     value = tl.core._unwrap_if_constexpr(value)
     return int(value.handle.data.item()) if isinstance(value, tl.tensor) else value
 
@@ -140,7 +140,7 @@ def _words(start: int, nbytes: int, width: int) -> Value:
     return Value(np.arange(start, start + nbytes, width, dtype=np.uint64), kind)
 
 
-class _Transfer:
+class MemoryCopy:
     """A copy whose load and store may be done at different times."""
 
     def __init__(self, builder: Any, to: int, source: int, nbytes: int) -> None:
@@ -168,7 +168,7 @@ def put(
 ) -> None:  # fmt: skip
     for target, origin, count, rank in _each_call(builder, scope, to, source, nbytes, pe):
         remote = peer_address(builder.machine.memory, target, rank)
-        transfer = _Transfer(builder, remote, origin, count)
+        transfer = MemoryCopy(builder, remote, origin, count)
         transfer.load()
         if nbi:  # a fence orders puts, not the reads of their sources
             leave(builder, transfer.load, False, context)
@@ -186,7 +186,7 @@ def put_number(builder: Any, to: Any, value: Any, pe: Any) -> None:
 def get(builder: Any, scope: str, nbi: bool, to: Any, source: Any, nbytes: Any, pe: Any) -> None:
     for target, origin, count, rank in _each_call(builder, scope, to, source, nbytes, pe):
         remote = peer_address(builder.machine.memory, origin, rank)
-        transfer = _Transfer(builder, target, remote, count)
+        transfer = MemoryCopy(builder, target, remote, count)
         if nbi:
             leave(builder, transfer.copy, False)
         else:
@@ -200,7 +200,7 @@ def put_signal(
     calls = _each_call(builder, scope, to, source, nbytes, word, value, op, pe)
     for target, origin, count, flag, amount, kind, rank in calls:
         memory = builder.machine.memory
-        transfer = _Transfer(builder, peer_address(memory, target, rank), origin, count)
+        transfer = MemoryCopy(builder, peer_address(memory, target, rank), origin, count)
         word_there = peer_address(memory, flag, rank)
         transfer.load()
         whole = functools.partial(_put_whole, builder, transfer, nbi, word_there, amount, kind)
@@ -211,7 +211,7 @@ def put_signal(
 
 
 def _put_whole(
-    builder: Any, transfer: _Transfer, nbi: bool, word: int, value: int, op: int
+    builder: Any, transfer: MemoryCopy, nbi: bool, word: int, value: int, op: int
 ) -> None:
     if nbi:
         transfer.load()
@@ -256,7 +256,7 @@ def asm(text: str, constraints: str, args: list[Any], dtype: Any = tl.int32) -> 
 
 def signal_op(builder: Any, word: Any, value: Any, op: Any, pe: Any) -> None:
     remote, amount = translated(builder, word, pe), tensor(value, tl.int64)
-    if _adds(_plain(op)):  # every thread that calls it adds
+    if _adds(plain(op)):  # every thread that calls it adds
         asm("red.relaxed.sys.global.add.u64 [$1], $2; mov.u32 $0, 0;", "=r,l,l", [remote, amount])
         return
     program = builder.machine.program
@@ -280,7 +280,7 @@ def wait_until(builder: Any, word: Any, comparison: Any, value: Any) -> Any:
         .reg .pred %there;
         again:
             ld.acquire.sys.global.b{bits} %seen, [$1];
-            setp.{_SIGNS[_plain(comparison)]}.s{bits} %there, %seen, $2;
+            setp.{_SIGNS[plain(comparison)]}.s{bits} %there, %seen, $2;
             @!%there bra again;
         mov.b{bits} $0, %seen;
     }}"""
@@ -332,32 +332,6 @@ def sync(builder: Any) -> None:
         builder.create_barrier()  # what one thread acquired reaches all threads
 
 
-# collectives of one block per rank
-
-
-def _world(builder: Any, team: Any) -> tuple[int, int]:
-    """Return the rank and the number of ranks."""
-    if _plain(team) != 0:
-        raise CannotInterpret(f"team {_plain(team)}: only the team of all ranks (0) is simulated")
-    return builder.machine.program.rank, num_ranks(builder.machine)
-
-
-def all_to_all(builder: Any, team: Any, to: Any, source: Any, nbytes: Any) -> None:
-    rank, size = _world(builder, team)
-    target, origin, count = _plain(to), _plain(source), _plain(nbytes)
-    for peer in range(size):
-        mine, theirs = target + rank * count, origin + peer * count
-        put(builder, "block", False, mine, theirs, count, peer)
-    barrier(builder)
-
-
-def broadcast(builder: Any, team: Any, to: Any, source: Any, nbytes: Any, root: Any) -> None:
-    rank, size = _world(builder, team)
-    for peer in range(size) if rank == _plain(root) else ():
-        put(builder, "block", False, to, source, nbytes, peer)
-    barrier(builder)
-
-
 def _constant(value: Any) -> Any:
     return lambda builder, *args: scalar(value(builder), tl.int32)
 
@@ -385,15 +359,19 @@ def _functions() -> dict[str, Any]:
 def device() -> dict[str, Any]:
     """Return the names of a SHMEM device library, such as libshmem_device."""
     found = _functions()
-    calls = {name: _named(name, function) for name, function in found.items()}
     numbers = {f"NVSHMEM_CMP_{sign.upper()}": n for n, sign in enumerate(_SIGNS)}
     numbers |= {"NVSHMEM_SIGNAL_SET": _SET, "NVSHMEM_SIGNAL_ADD": _ADD, "NVSHMEMX_TEAM_NODE": 2,
-                "NVSHMEM_TEAM_WORLD": 0}  # fmt: skip
-    return calls | {name: tl.constexpr(number) for name, number in numbers.items()}
+                "NVSHMEM_TEAM_WORLD": 0, "NVSHMEM_TEAM_SHARED": 1}  # fmt: skip
+    return named(found) | {name: tl.constexpr(number) for name, number in numbers.items()}
 
 
 def _with(function: Any, scope: str, nbi: bool, builder: Any, *args: Any) -> None:
     function(builder, scope, nbi, *args)
+
+
+def named(functions: dict[str, Any]) -> dict[str, Any]:
+    """Return functions of the builder as kernels call them."""
+    return {name: _named(name, function) for name, function in functions.items()}
 
 
 def _named(name: str, function: Any) -> Any:
@@ -407,7 +385,7 @@ def _named(name: str, function: Any) -> Any:
 # the library's own symbols, as torch's _nvshmem_triton and others call them
 
 
-def _extern(function: Any, kind: Any = None) -> Callable[..., Value]:
+def extern(function: Any, kind: Any = None) -> Callable[..., Value]:
     """Return an extern function. Addresses are integers; `kind` is the type of the first one."""
 
     def call(builder: Any, *handles: Value) -> Value:
@@ -423,12 +401,15 @@ def _extern(function: Any, kind: Any = None) -> Callable[..., Value]:
 
 
 def _symbols() -> dict[str, Callable[..., Value]]:
-    found = {name: _extern(function) for name, function in _functions().items()}
-    found["signal_wait_until"] = _extern(wait_until, tl.uint64)
-    found["int_wait_until"] = _extern(wait_until, tl.int32)
-    found["alltoallmem_block"] = _extern(all_to_all)
-    found["broadcastmem_block"] = _extern(broadcast)
-    return {f"{prefix}_{name}": call for name, call in found.items()
+    found = {name: extern(function) for name, function in _functions().items()}
+    found["signal_wait_until"] = extern(wait_until, tl.uint64)
+    found["int_wait_until"] = extern(wait_until, tl.int32)
+    return prefixed(found)
+
+
+def prefixed(functions: dict[str, Any]) -> dict[str, Any]:
+    """Return functions by the symbols of the libraries that have them."""
+    return {f"{prefix}_{name}": call for name, call in functions.items()
             for prefix in ("nvshmem", "nvshmemx", "rocshmem")}  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from ..errors import CannotInterpret, SundogError
-from . import cuda, shmem
+from . import cuda, shmem, shmem_teams
 from .errands import deliver
 from .patches import current
 from .shmem import asm, stand_in, tensor
@@ -35,7 +35,7 @@ def wait(
 ) -> Any:
     """Wait until each of these words has the value. All threads continue together."""
     deliver(builder)
-    for n in range(int(shmem._plain(numBarriers))):
+    for n in range(int(shmem.plain(numBarriers))):
         _poll(builder, tensor(barrierPtrs) + n, waitValue, scope, semantic)
     builder.create_barrier()  # what was acquired reaches all threads
     return tensor(0, tl.int32)
@@ -100,13 +100,13 @@ def simt_exec_region(builder: Any) -> _Threads:
 
 @stand_in
 def tid(builder: Any, axis: Any) -> Any:
-    letter = "xyz"[int(shmem._plain(axis))]
+    letter = "xyz"[int(shmem.plain(axis))]
     return asm(f"mov.u32 $0, %tid.{letter};", "=r", [])
 
 
 @stand_in
 def ntid(builder: Any, axis: Any) -> Any:
-    return asm(f"mov.u32 $0, %ntid.{'xyz'[int(shmem._plain(axis))]};", "=r", [])
+    return asm(f"mov.u32 $0, %ntid.{'xyz'[int(shmem.plain(axis))]};", "=r", [])
 
 
 @stand_in
@@ -238,6 +238,7 @@ def barrier_all(stream: Any = None) -> None:
     dist.barrier()
 
 
+_SHMEM = shmem.NAMES | shmem_teams.NAMES
 _LANGUAGE = {
     "wait": wait, "consume_token": consume_token, "notify": notify,
     "symm_at": shmem.NAMES["remote_ptr"], "rank": shmem.NAMES["my_pe"],
@@ -286,13 +287,13 @@ def _unknown(module: str) -> Any:
 
 def modules() -> dict[str, ModuleType]:
     """Return the modules by name, each with the names that it provides."""
-    extra = {"language_extra": _EXTRA, "libshmem_device": shmem.NAMES}
+    extra = {"language_extra": _EXTRA, "libshmem_device": _SHMEM}
     given: dict[str, dict[str, Any]] = {
         "triton_dist": {"jit": _jit},
         "triton_dist.language": _LANGUAGE,
         "triton_dist.language.extra": {},
         "triton_dist.language.extra.cuda": {},
-        "triton_dist.language.extra.cuda.libnvshmem_device": shmem.NAMES,
+        "triton_dist.language.extra.cuda.libnvshmem_device": _SHMEM,
         "triton_dist.utils": _HOST,
         "triton_dist.tools": {"aot_compile_spaces": lambda spaces: lambda function: function},
         "nvshmem": {}, "nvshmem.bindings": {}, "nvshmem.bindings.nvshmem": {}, "nvshmem.core": {},
