@@ -171,7 +171,7 @@ def test_a_worker_that_starts_too_late_is_an_error(ray: _Ray) -> None:
     """The room is that of the moment, before the worker's own share is free again."""
     ray.get = lambda *given, **more: _raising(GetTimeoutError("late"))()  # type: ignore[method-assign]
     ray.available_resources = lambda: {"CPU": 1.0 + ray.killed}  # type: ignore[method-assign]
-    said = r"within 120 s: the cluster has .*3.0.*'CPU': 1.0} of that is free.*busy.*--resume"
+    said = r"within 120 s: the cluster has .*3.0.*'CPU': 1.0} of that is free.*busy.*resume the run"
     with pytest.raises(SundogError, match=said):
         FarmWorker(_actor(ray), 5).submit("a task")
     assert ray.killed == 1
