@@ -121,16 +121,16 @@ def inspect(
         check_target(target)
     found: list[Kernel] = []
     for target in targets:
-        for name, fn, heap in functions(op, Case(problem or {}, config or {}, world)):
-            with gpu_limits.aim(target):  # its default, and its way to the data, are the target's
+        with gpu_limits.aim(target):  # its FP8, its default, and its way to the data
+            for name, fn, heap in functions(op, Case(problem or {}, config or {}, world)):
                 launches = record(fn, world, heap, gpu_heap_size=heap_size)
-            if not launches:
-                raise SundogError(f"{name} launched no kernel on rank 0 of {world}")
-            for launch in launches:
-                step(f"{name} {launch.kernel.__name__} {target}")
-                kernel = inspect_launch(name, launch, target)
-                if kernel not in found:  # launched twice
-                    found.append(kernel)
+                if not launches:
+                    raise SundogError(f"{name} launched no kernel on rank 0 of {world}")
+                for launch in launches:
+                    step(f"{name} {launch.kernel.__name__} {target}")
+                    kernel = inspect_launch(name, launch, target)
+                    if kernel not in found:  # launched twice
+                        found.append(kernel)
     return found
 
 
