@@ -308,7 +308,7 @@ def _problem(
         raise ValueError(f"{OP}: x is a scalar, expected rows, [..., hidden]")
     hidden = x.shape[-1]
     tokens = x.numel() // max(hidden, 1)
-    usual = gpu_limits.here().fp8
+    usual = gpu_limits.here().fp8 if quant else Problem.fp8  # to ask for the GPU takes time
     kind = fp8 or usual
     if quant and x.device.type == "cuda" and kind in FP8 and kind != usual:
         raise ValueError(
