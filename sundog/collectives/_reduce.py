@@ -109,10 +109,10 @@ def tiling(numel: int, dtype: torch.dtype, num_sms: int) -> tuple[int, int, int]
     tile = min(max(share, _LEAST_TILE), largest)
     block = tile // dtype.itemsize
     programs = max(1, min(triton.cdiv(numel, block), num_sms))
-    return block, programs, min(tile // _warp_bytes(), 16)
+    return block, programs, min(tile // warp_bytes(), 16)
 
 
-def _warp_bytes() -> int:
+def warp_bytes() -> int:
     return chunks.WIDE.value * gpu_limits.here().warp_size
 
 
@@ -141,7 +141,7 @@ def is_aligned(nbytes: int, *tensors: torch.Tensor) -> bool:
 
 def block_of(config: Config, dtype: torch.dtype, aligned: bool) -> int:
     """Return a kernel's tile: half as large where each chunk is two loads, to save registers."""
-    least = config.num_warps * _warp_bytes() // dtype.itemsize
+    least = config.num_warps * warp_bytes() // dtype.itemsize
     return config.block if aligned or config.block // 2 < least else config.block // 2
 
 

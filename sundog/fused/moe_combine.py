@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from .. import gpu_limits
+from ..collectives import _reduce
 from ..collectives._copy import random_tensor
 from ..device import context, memory, signal, trace
 from ..ops.dispatch import CallOptions, call, packed
@@ -49,7 +50,7 @@ def default(problem: Problem, num_sms: int) -> Config:
     """Choose as in dispatch, with more warps: top-k rows are loaded for each row stored."""
     like = default_dispatch(problem, num_sms)
     part = triton.cdiv(problem.row, like.parts)
-    warps = triton.next_power_of_2(part) // (_WIDE.value * gpu_limits.here().warp_size)
+    warps = triton.next_power_of_2(part) // _reduce.warp_bytes()
     return Config(like.programs, like.parts, min(max(warps, 1), 16))
 
 

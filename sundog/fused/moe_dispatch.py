@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import triton
 
-from .. import gpu_limits
-from ..collectives import _copy
+from ..collectives import _copy, _reduce
 from ..collectives._copy import WIDE
 from ..ops.dispatch import CallOptions, call, packed
 from ..ops.op import Cost
@@ -130,7 +129,7 @@ def default(problem: Problem, num_sms: int) -> Config:
         parts *= 2
     items = max(problem.max_tokens * parts, 1)
     part = triton.next_power_of_2(triton.cdiv(problem.row, parts))
-    least = min(part // (WIDE.value * gpu_limits.here().warp_size), 2)
+    least = min(part // _reduce.warp_bytes(), 2)
     return Config(min(items, num_sms), parts, max(min(part // 2048, 8), least, 1))
 
 
