@@ -16,7 +16,7 @@ import torch
 
 from sundog import target
 from sundog.fused import _aligned, _gemm
-from sundog.fused._call import fitting
+from sundog.fused._fitting import fitting
 from sundog.launch import run as run_ranks
 from sundog.ops.op import Cost
 from sundog.tools.bench import bench_command, limits

@@ -1,15 +1,13 @@
-"""What the fused ops share on the host: they check matrices and choose tiles."""
+"""What the fused ops share on the host: they check matrices, and call the op."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-import triton
 
-from .. import gpu_limits
 from ..ops.dispatch import CallOptions, call, packed
 from ..ops.op import check_grad, check_plain
 from . import _gemm
@@ -171,76 +169,3 @@ def hint_of(matrix: torch.Tensor) -> tuple[int, int]:
         if matrix.stride(0) == 1 and matrix.stride(1) % many == matrix.shape[0] % many == 0:
             return many, 1
     return 1, 1
-
-
-class _Tile(NamedTuple):
-    m: int
-    n: int
-    k: int
-    num_warps: int
-    num_stages: int
-    speed: float  # of an SM, relative to the largest tile, where a rank has a GPU to itself
-    shared_speed: float  # the same where ranks share a GPU, and its L2 cache
-
-
-# For 16-bit types on sm_90. The two largest were measured. The others are rough, fitted so that the
-# tiles that were fastest with 16, 64 and 256 rows are chosen (docs/measured.md).
-_TILES = (
-    _Tile(128, 256, 64, 8, 3, 1.0, 1.0),
-    _Tile(128, 128, 64, 4, 4, 0.98, 0.70),
-    _Tile(64, 256, 64, 4, 4, 0.85, 0.90),
-    _Tile(64, 128, 64, 4, 5, 0.70, 0.60),
-    _Tile(64, 64, 128, 4, 4, 0.45, 0.40),
-    _Tile(64, 32, 128, 4, 4, 0.25, 0.22),
-    _Tile(16, 32, 128, 2, 5, 0.10, 0.03),  # of 16 rows: 21 us where a box of 64 took 41
-)
-FEW_SMS = 64  # of a rank, which then has a part of a GPU
-
-
-def fitting(
-    rows: int, shard_rows: int, cols: int, k: int, dtype: torch.dtype, num_sms: int
-) -> dict[str, Any]:
-    """Choose the tiles that should finish first: the last wave may leave most SMs without work."""
-    if not gpu_limits.here().has_tma or dtype.itemsize > 2:
-        return _halved(rows, shard_rows, cols, k, dtype, num_sms)
-    shards = rows // max(shard_rows, 1)
-
-    def seconds(tile: _Tile) -> float:
-        count = shards * triton.cdiv(shard_rows, tile.m) * triton.cdiv(cols, tile.n)
-        speed = tile.speed if num_sms > FEW_SMS else tile.shared_speed
-        return triton.cdiv(count, num_sms) * tile.m * tile.n / speed
-
-    def made(tile: _Tile) -> dict[str, Any]:
-        return dict(
-            tile_m=tile.m, tile_n=tile.n, tile_k=min(tile.k, max(16, triton.next_power_of_2(k))),
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
-        )  # fmt: skip
-
-    fit = [each for each in _TILES if _gemm.valid(_gemm.Tiles(**made(each)), dtype) is None]
-    return made(min(fit, key=seconds))
-
-
-def _halved(
-    rows: int, shard_rows: int, cols: int, k: int, dtype: torch.dtype, num_sms: int
-) -> dict[str, Any]:
-    """Choose tiles that do not spill, halved until every SM has one. AMD, float32: not measured."""
-    here, wide = gpu_limits.here(), dtype.itemsize > 2
-    is_amd = here.is_amd
-    tile_m, tile_n = (64, 64) if wide else (128, 128 if is_amd else 256)  # wide: no tensor cores
-    tile_m = min(tile_m, max(16, triton.next_power_of_2(shard_rows)))
-    while triton.cdiv(rows, tile_m) * triton.cdiv(cols, tile_n) < num_sms and tile_n > 16:
-        if tile_n > tile_m or tile_m == 16:
-            tile_n //= 2
-        else:
-            tile_m //= 2
-    made: dict[str, Any] = dict(
-        tile_m=tile_m,
-        tile_n=tile_n,
-        tile_k=min(16 if wide else 64, max(16, triton.next_power_of_2(k))),
-        descriptors=here.has_tma,
-        num_warps=8 if tile_m * tile_n >= 128 * 128 else 4,
-        num_stages=2 if is_amd else 3,
-    )
-    while _gemm.shared_bytes(_gemm.Tiles(**made), dtype.itemsize) > here.shared:
-        made["num_stages"] -= 1  # every target has room for one stage of these tiles
-    return made

@@ -26,7 +26,8 @@ from ..device import chunks, context, signal, tiles, trace
 from ..ops.dispatch import CallOptions
 from ..ops.op import Plan
 from . import _aligned, _gemm
-from ._call import by_rows, call_matrices, check_matrices, check_tensors, fitting
+from ._call import by_rows, call_matrices, check_matrices, check_tensors
+from ._fitting import fitting
 
 if TYPE_CHECKING:
     from ..world.world import World

@@ -28,7 +28,8 @@ from ..device import tiles
 from ..ops.dispatch import CallOptions, call
 from ..ops.op import Plan
 from . import _aligned, _gemm, _matmul_reduce, _unfused
-from ._call import check_apart, check_tensors, fitting
+from ._call import check_apart, check_tensors
+from ._fitting import fitting
 
 if TYPE_CHECKING:
     from ..world.world import World
@@ -37,7 +38,6 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 OUTPUTS = (torch.bfloat16, torch.float16, torch.float32, *FP8)
 SCALINGS = ("tensor", "row", "block")
 BLOCK = tl.constexpr(128)
-_NARROW = 0.93  # speed of an SM with tiles of 128 columns, relative to 256 (H200)
 
 
 @dataclass(frozen=True)
@@ -81,25 +81,12 @@ def space(problem: Any) -> list[Config]:
 
 
 def default(problem: Any, num_sms: int) -> Config:
-    """Choose tiles as for 16 bits, with as many bytes along K: twice as many columns of A."""
-    base = fitting(problem.m, problem.m, problem.n, problem.k, torch.bfloat16, num_sms)
-    is_narrow = (base["tile_m"], base["tile_n"]) == (128, 128) and problem.scaling != "block"
-    if is_narrow and _is_wider_faster(problem, num_sms):
-        base |= dict(tile_n=256, num_warps=8, num_stages=3)
-    base["tile_k"] = 128
+    """Choose tiles as for FP8 without scales; with scales per block, those of 128 columns of A."""
+    base = fitting(problem.m, problem.m, problem.n, problem.k, problem.dtype, num_sms)
     if problem.scaling == "block":  # a second accumulator, which would spill with 256 columns
-        base["tile_n"] = min(base["tile_n"], 128)
-    while _gemm.shared_bytes(_gemm.Tiles(**base), 1) > gpu_limits.here().shared:
-        base["num_stages"] -= 1
+        base |= dict(tile_n=min(base["tile_n"], BLOCK.value), tile_k=BLOCK.value)
     most = triton.cdiv(problem.m, base["tile_m"]) * triton.cdiv(problem.n, base["tile_n"])
     return Config(**base, programs=max(1, min(num_sms, most)))
-
-
-def _is_wider_faster(problem: Any, num_sms: int) -> bool:
-    """Compare waves of tiles with 256 columns and with 128, which take more than half as long."""
-    rows = triton.cdiv(problem.m, 128)
-    wide, narrow = (triton.cdiv(rows * triton.cdiv(problem.n, n), num_sms) for n in (256, 128))
-    return 2 * _NARROW * wide < narrow
 
 
 def scale_shapes(scaling: str, m: int, n: int, k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -18,7 +18,8 @@ from ..device import context, signal, tiles, trace
 from ..ops.op import Plan, agree, barrier_flags
 from ..ops.passive import stand_in
 from . import _aligned, _gemm
-from ._call import fitting, hint_of, resident
+from ._call import hint_of, resident
+from ._fitting import fitting
 from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ import triton.language as tl
 from ..device import signal, tiles
 from ..ops.op import Plan, agree
 from . import _aligned, _gemm, _workers
-from ._call import fitting, resident
+from ._call import resident
+from ._fitting import fitting
 from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
 
 if TYPE_CHECKING:

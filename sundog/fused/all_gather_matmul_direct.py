@@ -29,7 +29,8 @@ from ..ops.op import Plan, agree
 from ..ops.passive import stand_in
 from . import _aligned, _gemm, _workers
 from . import all_gather_matmul_barrier as barrier
-from ._call import FEW_SMS, fitting, hint_of, resident
+from ._call import hint_of, resident
+from ._fitting import FEW_SMS, fitting
 from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
 
 if TYPE_CHECKING:

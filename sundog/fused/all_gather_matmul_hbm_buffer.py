@@ -26,7 +26,8 @@ from ..device import signal, tiles
 from ..ops.op import Plan, agree
 from ..ops.passive import stand_in
 from . import _aligned, _fetchers, _gemm, _workers
-from ._call import FEW_SMS, fitting, hint_of, resident
+from ._call import hint_of, resident
+from ._fitting import FEW_SMS, fitting
 from .all_gather_matmul import Problem, cases, cost, inputs, reference, unfit
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from ..backends._link import on_host
 from ..fused import _gemm, _unfused, all_gather_matmul_barrier, all_reduce_rms_norm, moe_dispatch
-from ..fused._call import fitting
+from ..fused._fitting import fitting
 from ..world.world import World
 from .nccl import (
     IN_SYMMETRIC_MEMORY,

@@ -10,7 +10,7 @@ import torch
 
 import sundog
 from sundog.fused import _gemm
-from sundog.fused._call import fitting
+from sundog.fused._fitting import fitting
 from sundog.gpu_limits import LIMITS
 
 from . import A_FEW, Run, assembly, compiled, on_every_arch, spills
