@@ -35,6 +35,7 @@ UNFUSED = "our all-reduce, then torch's norm"
 FEW, SOME = 32, 256  # tokens, up to which a goal counts
 MORE_US, TIMES_BYTES, TIMES_AS_FAST = 1.5, 1.1, 1.5  # the goals
 TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
+_CROWDED = ("one_shot", "two_shot_sliced")  # two programs of these fit an SM
 Ranks = Annotated[int, typer.Option("--world", min=2, help="ranks")]
 Hidden = Annotated[str, typer.Option(help="elements of a row, with commas")]
 Tokens = Annotated[str, typer.Option(help="rows, with commas")]
@@ -49,7 +50,7 @@ def times(
     hidden: Hidden = "4096,7168",
     tokens: Tokens = ",".join(map(str, TOKENS)),
     seconds: Seconds = 90,
-    algos: Algos = "low_latency,one_shot,two_shot",
+    algos: Algos = ",".join(algorithms(OP)),
     json_file: Json = "",
 ) -> None:
     """Time every algorithm beside the plain all-reduce and the unfused form; compare with goals."""
@@ -114,8 +115,8 @@ def _calls(
 ) -> Iterator[tuple[str, Callable[[], Any], Any]]:
     """Make calls of both ops' algorithms that take the size, and of the unfused form.
 
-    Name, call and config. Beyond a row for each SM also one_shot with two programs on an SM;
-    low_latency with every number of pieces that fits.
+    Name, call and config. Those in _CROWDED have one and two programs on an SM; low_latency has
+    every number of pieces that fits.
     """
     modules = {algo: module for algo, module in algorithms(OP).items() if algo in chosen}
     problem = next(iter(modules.values())).Problem(tokens, hidden, torch.bfloat16, world.size)
@@ -123,9 +124,10 @@ def _calls(
     for algo, module in modules.items():
         yield from _one(world, f"{OP}.{algo}", module, problem, given)
         config = module.default(problem, world.num_sms)
-        if config.programs < tokens and algo == "one_shot":
-            more = dataclasses.replace(config, programs=2 * config.programs)
-            yield from _one(world, f"{OP}.{algo} x{more.programs}", module, problem, given, more)
+        for programs in (world.num_sms, 2 * world.num_sms) if algo in _CROWDED else ():
+            if min(programs, tokens) != min(config.programs, tokens):
+                more = dataclasses.replace(config, programs=programs)
+                yield from _one(world, f"{OP}.{algo} x{programs}", module, problem, given, more)
         for pieces in (1, 2, 4, 8) if algo == "low_latency" else ():
             programs = min(config.programs, tokens, world.num_sms // pieces)
             if programs:
@@ -247,7 +249,7 @@ def bits(
     hidden: Hidden = "2880,4096,7168",
     most: int = 8192,
     singles: int = 256,
-    algos: Algos = "low_latency,one_shot,two_shot",
+    algos: Algos = ",".join(algorithms(OP)),
 ) -> None:
     """Compare rows of calls of 1 to `most` tokens, of every algorithm, with rows one at a time.
 

@@ -166,29 +166,32 @@ def add_row(rows, skip, token, given, cfg):
     """
     parts = ()
     for n in tl.static_range(cfg.parts):
-        start = n * cfg.stride
-        column = start + tl.arange(0, cfg.block)
+        column = n * cfg.stride + tl.arange(0, cfg.block)
         inside = column < cfg.hidden
         at = token.to(tl.int64) * cfg.hidden + column
-        # All loads first, to be in flight together.
-        residual = tl.load(given.residual + at, mask=inside, other=0.0)
-        tiles = ()
-        for peer in tl.static_range(cfg.size):
-            tiles = tiles + (tl.load(rows[peer] + skip + at, mask=inside),)
-        total = _reduce.widen(tiles[0])
-        for peer in tl.static_range(1, cfg.size):
-            total = _reduce.combine(total, _reduce.widen(tiles[peer]), "sum")
-        total = total.to(residual.dtype)
-        part = add(total, residual, given.bias, start, cfg)
-        parts = parts + (tl.where(inside, part, 0.0).to(part.dtype),)
+        parts = parts + (add_part(rows, skip, at, column, inside, given, cfg),)
     return parts
 
 
 @triton.jit
-def add(total, residual, bias, start, cfg):
-    """Add a part of a sum, bias and residual like torch: rounded to the dtype after each."""
+def add_part(rows, skip, at, column, inside, given, cfg):
+    """Add elements `at` of the new residual, zeros outside the mask."""
+    # All loads first, to be in flight together.
+    residual = tl.load(given.residual + at, mask=inside, other=0.0)
+    tiles = ()
+    for peer in tl.static_range(cfg.size):
+        tiles = tiles + (tl.load(rows[peer] + skip + at, mask=inside),)
+    total = _reduce.widen(tiles[0])
+    for peer in tl.static_range(1, cfg.size):
+        total = _reduce.combine(total, _reduce.widen(tiles[peer]), "sum")
+    part = add(total.to(residual.dtype), residual, given.bias, column, cfg)
+    return tl.where(inside, part, 0.0).to(part.dtype)
+
+
+@triton.jit
+def add(total, residual, bias, column, cfg):
+    """Add elements of a sum, bias and residual like torch: rounded to the dtype after each."""
     if bias is not None:
-        column = start + tl.arange(0, cfg.block)
         more = tl.load(bias + column, mask=column < cfg.hidden, other=0.0)
         total = (total.to(tl.float32) + more.to(tl.float32)).to(total.dtype)
     return (total.to(tl.float32) + residual.to(tl.float32)).to(total.dtype)

@@ -188,7 +188,7 @@ def _add_part(
     places = box + tl.arange(0, cfg.block // PER)
     words = _words.wait_words(words, places, count * (cfg.block // PER), epoch, ctx, cfg.size, POLL)
     total = _sum(words, residual.dtype, cfg.size, PER)
-    return _rms_norm.add(total, residual, given.bias, mine, cfg)
+    return _rms_norm.add(total, residual, given.bias, column, cfg)
 
 
 @triton.jit

@@ -46,6 +46,7 @@ OPS = {
     "all_reduce_rms_norm.one_shot": "sundog.fused.all_reduce_rms_norm_one_shot",
     "all_reduce_rms_norm.low_latency": "sundog.fused.all_reduce_rms_norm_low_latency",
     "all_reduce_rms_norm.two_shot": "sundog.fused.all_reduce_rms_norm_two_shot",
+    "all_reduce_rms_norm.two_shot_sliced": "sundog.fused.all_reduce_rms_norm_two_shot_sliced",
     "all_gather_matmul.barrier": "sundog.fused.all_gather_matmul_barrier",
     "all_gather_matmul.hbm_buffer": "sundog.fused.all_gather_matmul_hbm_buffer",
     "all_gather_matmul.direct": "sundog.fused.all_gather_matmul_direct",

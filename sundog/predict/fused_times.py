@@ -297,6 +297,20 @@ def all_reduce_rms_norm_low_latency(problem: Any, config: Any, ranks: Ranks) -> 
     return [launch(ranks), ways, polled(ranks, 2 * words), normed]
 
 
+def all_reduce_rms_norm_two_shot_sliced(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
+    """Barrier; add my columns of all rows and store them to all; barrier; normalise all rows."""
+    (row, out), size, tokens = _row(problem), ranks.size, problem.tokens
+    rounds, part, share = waves(tokens, config.programs), row / size, (size - 1) / size
+    far = tokens * row * share
+    traffic = Traffic(tokens * row * (1 + 1 / size), tokens * row, 0, far, far)
+    tile = Round(part * (size + 1), row, is_there=True)
+    added = copied(ranks, "sum and store", traffic, tile, rounds)
+    # A row comes from the cache if all that was just stored fits there, as reread.
+    kept = Traffic(0, tokens * (out - row), tokens * row)
+    normed = copied(ranks, "norm", kept, Round(row, out - row), rounds)
+    return [launch(ranks), barrier(ranks), added, barrier(ranks), normed]
+
+
 def moe_dispatch_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     """Count the tokens; barrier; store each to its experts' ranks; barrier."""
     return [launch(ranks), *_tokens(problem, config, ranks, is_push=True)]
@@ -333,6 +347,7 @@ FUSED: dict[str, Model] = {
     "all_reduce_rms_norm.one_shot": all_reduce_rms_norm_one_shot,
     "all_reduce_rms_norm.low_latency": all_reduce_rms_norm_low_latency,
     "all_reduce_rms_norm.two_shot": all_reduce_rms_norm_two_shot,
+    "all_reduce_rms_norm.two_shot_sliced": all_reduce_rms_norm_two_shot_sliced,
     "all_gather_matmul.barrier": all_gather_matmul_barrier,
     "scaled_all_gather_matmul.barrier": all_gather_matmul_barrier,
     "all_gather_matmul.hbm_buffer": all_gather_matmul_hbm_buffer,

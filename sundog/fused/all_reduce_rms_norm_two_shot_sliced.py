@@ -1,0 +1,168 @@
+"""All-reduce and RMSNorm, two shots, with the norm after them: ranks own slices of the columns.
+
+Rank r adds its slice of every row, and stores the new residual's slice to all ranks, with its
+measures: the level and the sum of squares of each group. Then every rank normalises whole rows,
+from its own memory. So each byte crosses once each way, as in all_reduce.two_shot, whereas two_shot
+sends every output. But each rank normalises all rows, and ranks that share a GPU share its memory.
+
+Token t belongs to the programs with number t % programs. Two barriers of these programs, one before
+each shot, suffice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from .. import gpu_limits
+from ..collectives import _reduce
+from ..device import context, signal, trace
+from ..ops.op import Plan, agree, barrier_flags
+from . import _rms_norm
+from .all_reduce_rms_norm import (
+    OP,
+    Config,
+    Problem,
+    cases,
+    cost,
+    inputs,
+    planned,
+    programs_of,
+    reference,
+    space,
+    valid,
+)
+
+if TYPE_CHECKING:
+    from ..world.world import World
+
+SYMMETRIC = ("x", "out")
+_LONG = 8192  # elements of a row for whose norm 4 warps have the registers: 64 for each thread
+_MOST_WARPS = 16
+_PER_THREAD = 8  # elements of each rank that a thread adds at once: 16 bytes, or 32
+_LEVEL = tl.constexpr(32)  # bit where a measure's level begins, above the sum
+
+
+def default(problem: Problem, num_sms: int) -> Config:
+    """Choose two programs for an SM: two of 4 warps fit, whatever registers a thread takes."""
+    return Config(max(num_sms, 1) * (2 if problem.hidden <= _LONG else 1))
+
+
+def _warps(hidden: int) -> int:
+    """Choose the warps, by the size of a row alone: up to 4, and more only for long rows."""
+    row = triton.next_power_of_2(hidden)
+    return int(max(min(row // 256, 4), min(row * 4 // _LONG, _MOST_WARPS), 1))
+
+
+def _slice(problem: Problem) -> int:
+    """Count a rank's columns: whole groups. The last ranks may have fewer, or none."""
+    group = _rms_norm.GROUP.value
+    return int(triton.cdiv(triton.cdiv(problem.hidden, problem.size), group) * group)
+
+
+@triton.jit
+def _two_shot_sliced_kernel(
+    x, given, out, measures, ready, done, epochs, ctx, tokens, cfg, SLICE: tl.constexpr
+):
+    WIDE: tl.constexpr = triton.next_power_of_2(SLICE)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    rank = tl.load(ctx + context.RANK).to(tl.int32)
+    epoch = tl.load(epochs + program) + 1
+    xs = _reduce.everywhere(x, 0, ctx, cfg.size)
+    sums = _reduce.everywhere(out.residual, rank, ctx, cfg.size)  # each rank begins elsewhere
+    tables = _reduce.everywhere(measures, rank, ctx, cfg.size)
+    # My x is written, since all earlier work on the stream has ended; and nobody here reads my out
+    # or my measures: the last call's programs, which did, have ended too. The peers' programs with
+    # this number read my x, and store to the other two, only after they have this signal.
+    signal.signal_all(ready + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
+    # On its way while the flags are.
+    weights = _rms_norm.fetch_row(given.weight, program * 0, 1, 0, cfg)
+    signal.wait_all(ready + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
+    trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
+    for token in range(program, tokens, programs * max(cfg.block // WIDE, 1)):
+        for piece in range(max(WIDE // cfg.block, 1)):
+            _add_tile(xs, sums, tables, given, token, piece, rank, tokens, cfg, SLICE)
+    trace.end(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
+    # My loads of the peers' x, which they may overwrite once this kernel of theirs has ended, and
+    # my stores to them, before the flags: their programs with this number read what I stored. Their
+    # stores before my loads, of this rank's copies alone.
+    signal.barrier_ranks(done + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
+    trace.begin(trace.COMPUTE, program, 0, trace.ALL, ctx, cfg.trace)
+    for token in range(program, tokens, programs):
+        # All loads first: the threads exchange what they know of the measures while the row comes.
+        words = _fetch_measures(measures, token, cfg)
+        added = _rms_norm.fetch_row(out.residual, token, tokens, 0, cfg)
+        level, total = _joined(words, cfg)
+        to = _rms_norm.here(out)
+        _rms_norm.finish_row(added, weights, level, total, token, 0, to, given, cfg, 1)
+        # Again, since the compiler would convert what stays the same before it loads a row.
+        left = tokens - token - programs
+        weights = _rms_norm.fetch_row(given.weight, program * 0, left, 0, cfg)
+    trace.end(trace.COMPUTE, program, 0, trace.ALL, ctx, cfg.trace)
+    tl.store(epochs + program, epoch)  # read by the next call on the stream
+
+
+@triton.jit
+def _add_tile(xs, sums, tables, given, token, piece, rank, tokens, cfg, SLICE: tl.constexpr):
+    """Add my slices of this program's rows from `token` on, or a piece of that row's.
+
+    Store the new residual, and what was measured of its groups, at all ranks.
+    """
+    lane = tl.arange(0, cfg.block)
+    row, column, inside = _place(token, piece, lane, rank, tokens, cfg, SLICE)
+    at = row.to(tl.int64) * cfg.hidden + column
+    added = _rms_norm.add_part(xs, 0, at, column, inside, given, cfg)
+    for n in tl.static_range(cfg.size):
+        tl.store(sums[n] + at, added, mask=inside)
+    level, squares = _rms_norm.measure(added, cfg)
+    word = (level.to(tl.int64) << _LEVEL) | squares
+    lane = tl.arange(0, cfg.block // _rms_norm.GROUP) * _rms_norm.GROUP
+    row, column, inside = _place(token, piece, lane, rank, tokens, cfg, SLICE)
+    at = row.to(tl.int64) * triton.cdiv(cfg.hidden, _rms_norm.GROUP) + column // _rms_norm.GROUP
+    for n in tl.static_range(cfg.size):
+        tl.store(tables[n] + at, word, mask=inside)
+
+
+@triton.jit
+def _place(token, piece, lane, rank, tokens, cfg, SLICE: tl.constexpr):
+    """Return rows and columns of a tile's elements, and which of them exist.
+
+    A slice takes a power of two of them: a division by another number would delay the loads.
+    """
+    WIDE: tl.constexpr = triton.next_power_of_2(SLICE)
+    row = token + lane // WIDE * tl.num_programs(0)
+    column = piece * cfg.block + lane % WIDE  # of my slice
+    inside = (row < tokens) & (column < tl.minimum(SLICE, cfg.hidden - rank * SLICE))
+    return row, rank * SLICE + column, inside
+
+
+@triton.jit
+def _fetch_measures(measures, token, cfg):
+    """Load what was measured of a row's groups."""
+    GROUPS: tl.constexpr = triton.cdiv(cfg.hidden, _rms_norm.GROUP)
+    group = tl.arange(0, triton.next_power_of_2(GROUPS))
+    at = token.to(tl.int64) * GROUPS + group
+    return tl.load(measures + at, mask=group < GROUPS, other=0)
+
+
+@triton.jit
+def _joined(words, cfg):
+    """Return the level of a row and the sum of its squares, from its groups' words."""
+    return _rms_norm.join(((words >> _LEVEL).to(tl.int32),), (words.to(tl.int32),), cfg)
+
+
+def plan(world: World, problem: Problem, config: Config) -> Plan:
+    """Allocate measures and flags. The plan takes a symmetric x and out; the others may be any."""
+    agree(world, f"{OP}.two_shot_sliced", problem, config, valid(problem, config))
+    programs, warps = programs_of(config, problem.tokens), _warps(problem.hidden)
+    groups = triton.cdiv(problem.hidden, _rms_norm.GROUP.value)
+    measures = world.empty((problem.tokens, groups), torch.int64, f"{OP}.measures")
+    flags = barrier_flags(world, OP, programs, "ready", "done")
+    block = max(warps * gpu_limits.here().warp_size * _PER_THREAD, 256)
+    return planned(
+        world, problem, config, _two_shot_sliced_kernel, programs, (measures, *flags),
+        block=block, num_warps=warps, SLICE=_slice(problem),
+    )  # fmt: skip
