@@ -18,7 +18,7 @@ from sundog.ops.op import FUNCTIONS, OPS, SHAPE
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1505,
-    "backends": 3950,
+    "backends": 3965,
     "checker": 5155,
     "collectives": 3795,
     "compat": 3000,
@@ -31,7 +31,7 @@ BUDGETS = {
     "hardware": 405,
     "interpreter": 3930,
     "learn": 415,
-    "machine": 3845,
+    "machine": 3850,
     "nodes": 1900,
     "ops": 1955,
     "predict": 1375,

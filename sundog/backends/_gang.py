@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..errors import Deadlock, NotResident, WaitTimeout
 from ..machine import deadlock
+from ..machine.launcher import followers
 from ..machine.machine import Machine
 from ..machine.tasks import Host
 from ..target import Footprint, Target
@@ -287,8 +288,11 @@ class Gang:
             self._device.show(self._device.current_stream())
 
     def _has_readers(self) -> bool:
-        """Return whether threads run besides those of the hosts, the hub and `run`'s caller."""
-        return threading.active_count() > len(self._machine.hosts) + 2
+        """Return whether threads run besides those of the hosts, the hub and `run`'s caller.
+
+        Those that a rank started are on its stream. The compiler keeps two of them for ever.
+        """
+        return threading.active_count() > len(self._machine.hosts) + 2 + len(followers)
 
     def _wait(self, events: list[GpuEvent], what: str, to_load: bool) -> None:
         if all(event.query() for event in events):

@@ -148,6 +148,7 @@ class Gpu:
         self._index = device.index
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._direct = Direct()
+        self._shown: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
         self.sharing: dict[int, tuple[int, ...]] = {}  # by address of a context: its world's ranks
 
     def partners(self, prepared: Prepared) -> Collection[int]:
@@ -180,8 +181,15 @@ class Gpu:
         return event
 
     def show(self, stream: torch.cuda.Stream) -> None:
-        """Let the default stream wait for what is on this one; no stream waits for that one."""
-        torch.cuda.default_stream(self._index).wait_stream(stream)
+        """Let the default stream wait for what is on this one; no stream waits for that one.
+
+        It may run after every call of torch, so it makes no new event or stream object.
+        """
+        if self._shown is None:
+            self._shown = torch.cuda.default_stream(self._index), torch.cuda.Event()
+        default, event = self._shown
+        event.record(stream)
+        default.wait_event(event)
 
     def prepare(self, kernel: JITFunction, grid: Any, args: tuple, kwargs: dict) -> GpuLaunch:
         with torch._C.DisableTorchFunction():  # reading addresses need not wait

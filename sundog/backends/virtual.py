@@ -20,7 +20,7 @@ import torch
 
 from .. import knobs
 from ..errors import SundogError
-from ..machine.launcher import Installed
+from ..machine.launcher import Installed, followers
 from ..machine.machine import Machine
 from ..machine.schedule import from_token
 from ..target import Target
@@ -320,7 +320,11 @@ def adopt(thread: threading.Thread) -> None:
 
     def run_on_stream() -> None:
         torch.cuda.set_stream(stream)
-        run()
+        followers.add(threading.get_ident())
+        try:
+            run()
+        finally:
+            followers.discard(threading.get_ident())
 
     thread.run = run_on_stream  # type: ignore[method-assign]
 

@@ -33,13 +33,16 @@ _OPTIONS = {field.name for kind in (CUDAOptions, HIPOptions) for field in datacl
 
 Launcher = Callable[[JITFunction, Any, tuple, dict], Any]  # kernel, grid, args, kwargs
 
+followers: set[int] = set()  # the running threads that `adopt` put on the stream of a rank
+
 
 class Installed:
     """Sends `kernel[grid](...)` of the machine's hosts to `launcher` while it is entered.
 
     By default that is the simulator. A process may have a stack of worlds. `owns` says whether an
     address is in this rank's heap of a world: a launch goes to the world that owns one of its
-    tensors, else to the innermost. `adopt` gets every thread that a host starts, before it runs.
+    tensors, else to the innermost. `adopt` gets every thread that a host or one of its followers
+    starts, before it runs.
     """
 
     _stack: list[Installed] = []  # noqa: RUF012 -- one per process, as is JITFunction.run
@@ -120,7 +123,8 @@ def _owner(stack: list[Installed], kernel: JITFunction, args: tuple, kwargs: dic
 def _start_thread(thread: threading.Thread) -> None:
     if not isinstance(thread, RunnerThread):  # our threads read no result
         _finish_pending()
-        for world in _of_running_hosts():
+        is_follower = threading.get_ident() in followers
+        for world in Installed._stack if is_follower else _of_running_hosts():
             if world.adopt is not None:
                 world.adopt(thread)
     Installed.start(thread)

@@ -424,12 +424,14 @@ def test_an_error_of_the_gpu_reaches_the_caller():
         Bench(host).check()
 
 
+@pytest.mark.parametrize("followers", [0, 2])  # which ranks started, such as the compiler's
 @pytest.mark.parametrize("foreign", [0, 1])
-def test_a_thread_that_no_rank_started_sees_what_was_launched(foreign, monkeypatch):
+def test_a_thread_that_no_rank_started_sees_what_was_launched(foreign, followers, monkeypatch):
     """Beside such threads the default stream, which they use, waits for the ranks' streams."""
     ranks, machine, caller = 2, 1, 1
-    count = ranks + machine + caller + foreign
+    count = ranks + machine + caller + foreign + followers
     monkeypatch.setattr("sundog.backends._gang.threading.active_count", lambda: count)
+    monkeypatch.setattr("sundog.backends._gang.followers", set(range(followers)))
 
     def host(bench: Bench) -> None:
         bench.launch(Kernel(f"k{bench.machine.host.rank}"))

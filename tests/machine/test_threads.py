@@ -19,7 +19,7 @@ import sundog
 from sundog.backends import virtual
 from sundog.device import signal
 from sundog.errors import SundogError
-from sundog.machine.launcher import Installed
+from sundog.machine.launcher import Installed, followers
 from sundog.tools.check.schedules import check
 
 SIZE = 4
@@ -121,13 +121,22 @@ def test_on_virtual_a_thread_begins_on_the_stream_of_its_rank(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams.get(ident(), "default"))
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: streams.update({ident(): stream}))
 
-    def main(world: sundog.World) -> str:
+    def begun_on() -> str:
+        return str(torch.cuda.current_stream())
+
+    def of_its_own_thread() -> str:
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(begun_on).result()
+
+    def main(world: sundog.World) -> list[str]:
         Installed._stack[-1].adopt = virtual.adopt
         torch.cuda.set_stream(f"of rank {world.rank}")  # type: ignore[arg-type]
         with ThreadPoolExecutor(1) as threads:
-            return str(threads.submit(torch.cuda.current_stream).result())
+            assert threads.submit(lambda: threading.get_ident() in followers).result()
+            return [threads.submit(each).result() for each in (begun_on, of_its_own_thread)]
 
-    assert sundog.run(main, 2, "sim") == ["of rank 0", "of rank 1"]
+    assert sundog.run(main, 2, "sim") == [["of rank 0"] * 2, ["of rank 1"] * 2]
+    assert not followers
 
 
 def test_a_thread_is_started_as_ever_after_the_run() -> None:
