@@ -123,11 +123,11 @@ TABLE: dict[str, TorchOp] = {
 
 
 class _Library(torch.library.Library):
-    """Calls a kernel without another trip through the dispatcher where no gradient is wanted."""
+    """Calls a kernel without another trip through the dispatcher, with or without a gradient."""
 
     def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         if dispatch_key == "Autograd":
-            fn = _direct(_kernels[op_name], fn)
+            fn = _direct(op_name, fn)
         super().impl(op_name, fn, dispatch_key, **options)
 
 
@@ -136,19 +136,41 @@ _kernels: dict[str, Callable[..., Any]] = {}
 _PLAIN = {"CPU", "CUDA", "BackendSelect", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA"}
 
 
-def _direct(kernel: Callable[..., Any], differentiated: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the kernel of the Autograd key. `differentiated` is torch's own, which takes 4 us."""
+def _direct(name: str, dispatched: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the kernel of the Autograd key. Torch's own one asks the dispatcher again."""
     is_plain: dict[int, bool] = {}  # by a call's keys
+    kernel, differentiated = _kernels[name], _differentiated(name)
 
     def call(keyset: Any, *arguments: Any) -> Any:
         keys = keyset.raw_repr()
         if keys not in is_plain:
             is_plain[keys] = _PLAIN.issuperset(re.findall(r"(\w+)[,)]", str(keyset)))
-        if not is_plain[keys] or (is_grad_enabled() and any_requires_grad(*arguments)):
-            return differentiated(keyset, *arguments)
-        return kernel(*arguments)
+        if not is_plain[keys]:
+            return dispatched(keyset, *arguments)
+        if not (is_grad_enabled() and any_requires_grad(*arguments)):
+            return kernel(*arguments)
+        if differentiated is None:
+            return dispatched(keyset, *arguments)
+        return differentiated(*arguments)
 
     return call
+
+
+def _differentiated(name: str) -> Callable[..., Any] | None:
+    """Return what makes the autograd graph; None for an op whose result is a list of tensors."""
+    row, kernel = TABLE[name], _kernels[name]
+    if row.returns == "Tensor[]":
+        return None
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        result = kernel(*arguments)
+        row.save(ctx, arguments, result)
+        return result
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(row.backward)}
+    made: Any = type(f"sundog_{name}", (torch.autograd.Function,), members)
+    apply: Callable[..., Any] = made.apply
+    return apply
 
 
 _NONE: dict[str, Callable[..., Any]] = {}

@@ -1,4 +1,4 @@
-"""An op of torch without a gradient: straight to its kernel, and only to a launch when repeated."""
+"""An op of torch for plain tensors: straight to its kernel, and only to a launch when repeated."""
 
 from __future__ import annotations
 
@@ -28,6 +28,34 @@ class Seen(TorchDispatchMode):
     ) -> Any:
         self.names.append(func._schema.name)
         return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("has_grad", [False, True])
+def test_the_dispatcher_is_asked_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, has_grad: bool
+) -> None:
+    """torch's own kernels of the Autograd key would ask it again, which takes half of the time."""
+
+    def redispatch(*given: Any) -> None:
+        raise AssertionError("the dispatcher is asked again")
+
+    monkeypatch.setattr(torch._ops.OpOverload, "redispatch", redispatch)
+
+    def main(world: sundog.World) -> None:
+        x = torch.full((3,), world.rank + 1.0, requires_grad=has_grad)
+        weights = torch.full((2, 3), world.rank + 1.0, requires_grad=has_grad)
+        result = ops.all_reduce(x, "sum", "auto", world.name)
+        product = ops.matmul_all_reduce(x[None], weights.t(), *[None] * 3, "auto", world.name)
+        tokens = ops.moe_dispatch(weights, torch.tensor([[0], [1]]), 2, 2, 0, "auto", world.name)[0]
+        assert result.tolist() == [3.0] * 3
+        assert product.tolist() == [[15.0] * 2]
+        if has_grad:
+            (result.sum() + product.sum() + 2 * tokens.sum()).backward()
+            assert x.grad.tolist() == [2.0 + 4.0 * (world.rank + 1)] * 3
+            assert weights.grad.tolist() == [[2.0 * (world.rank + 1) + 2.0] * 3] * 2
+
+    run(main, 2)
 
 
 def test_a_repeated_op_reads_the_new_data(run: Run) -> None:
