@@ -109,10 +109,8 @@ class _Repeat:
     start: Callable[[], bool] | None = None  # starts its kernels, from the third time on
     is_known: bool = False
 
-    def run(self, world: World, plans: Plans, x: torch.Tensor, out: torch.Tensor) -> None:
-        plans.begin(self.call)
-        if self.start is not None and self.start():
-            return
+    def run(self, world: World, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Run it where its kernels can't just be started. Find out how to do that next time."""
         backend = world._backend
         world._streams.mark_captured(self.call)
         if self.is_known or backend.graph is not None:
@@ -145,7 +143,9 @@ def again(world: World, asked: tuple, algo: str, x: torch.Tensor, out: torch.Ten
         return False
     if repeat is None:
         return False
-    repeat.run(world, plans, x, out)
+    plans.begin(repeat.call)
+    if repeat.start is None or not repeat.start():
+        repeat.run(world, x, out)
     return True
 
 

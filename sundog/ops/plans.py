@@ -15,6 +15,7 @@ import mmap
 import operator
 import os
 import weakref
+from _thread import get_ident
 from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,9 @@ class Plans:
         """Note that this rank makes a call now. Every call comes here."""
         if self._expired.value:
             self.raise_if_expired()
-        self._order.claim(self._backend.stream_number)
+        stream = self._backend.stream_number
+        if self._order.callers.get(stream) != get_ident():
+            self._order.claim(stream)
         self.count = call.used = count = self.count + 1
         words = self._words
         words[COUNT] = count

@@ -47,8 +47,8 @@ def find_world(name: str) -> World:
         found = by_thread.get(get_ident())
         if found is None and len(by_thread) == 1:
             found = next(iter(by_thread.values()))
-        world = _open(found)
-        if world is not None:
+        world = found() if found is not None else None
+        if world is not None and not world._closed:
             return world
     known = ", ".join(map(repr, _worlds)) or "none"
     raise WorldClosed(
