@@ -56,7 +56,12 @@ def configs(kind: type[Kind], *fields: tuple[int, ...]) -> list[Kind]:
 
 def is_unusual(x: Any, op: Any) -> bool:
     """Return whether an operator is not a name, or x is complex; _given.py handles those."""
-    return not isinstance(op, str) or (isinstance(x, torch.Tensor) and x.is_complex())
+    if not isinstance(op, str):
+        return True
+    if not isinstance(x, torch.Tensor):
+        return False
+    with torch._C.DisableTorchFunction():  # on `virtual` it would check every access
+        return x.is_complex()
 
 
 def check(name: str, op: str, dtype: torch.dtype) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..ops.dispatch import CallOptions, call, check_contiguous, check_out, is_same, packed, repeated
-from ..ops.op import Cost, World
+from ..ops.op import Cost, World, is_dense
 from . import _reduce
 
 
@@ -73,7 +73,7 @@ def all_reduce(
         if _given.has_views(x, op):
             return _given.by_views(all_reduce, world, x, out, op=op, **options._asdict())
     asked = ("all_reduce", op, out is None)
-    if out is None and isinstance(x, torch.Tensor) and x.layout is torch.strided:
+    if out is None and is_dense(x):
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if repeated(world, asked, x, out, options):
         return out

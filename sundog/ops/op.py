@@ -234,12 +234,22 @@ def new_output(x: Any, times: int = 1, parts: int = 1) -> torch.Tensor | None:
 
     If nobody keeps the previous result, torch returns its memory again: the call can be repeated.
     """
-    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_nested:
+    if not is_dense(x):
         return None
-    rows = (x.shape[0] if x.dim() else 1) * times
+    with torch._C.DisableTorchFunction():  # on `virtual` it would check every access
+        shape, dtype, device = x.shape, x.dtype, x.device
+    rows = (shape[0] if shape else 1) * times
     if rows % parts:
         return None
-    return torch.empty((rows // parts, *x.shape[1:]), dtype=x.dtype, device=x.device)
+    return torch.empty((rows // parts, *shape[1:]), dtype=dtype, device=device)
+
+
+def is_dense(x: Any) -> bool:
+    """Return whether x is a tensor with strides, neither sparse nor nested."""
+    if not isinstance(x, torch.Tensor):
+        return False
+    with torch._C.DisableTorchFunction():  # on `virtual` it would check every access
+        return x.layout is torch.strided and not x.is_nested
 
 
 def agree(world: World, op: str, problem: Any, config: Any, refused: str | None) -> None:

@@ -67,10 +67,8 @@ def _has_grad(x: Any) -> bool:
     """Return whether this is a usual tensor in training; the collective finds the others."""
     if type(x) not in _USUAL or not torch.is_grad_enabled() or is_functorch_wrapped_tensor(x):
         return False
-    if x.is_nested:
-        return False
     with torch._C.DisableTorchFunction():  # on `virtual` it would check every access
-        return bool(x.requires_grad)
+        return not x.is_nested and bool(x.requires_grad)
 
 
 _USUAL = (torch.Tensor, torch.nn.Parameter)

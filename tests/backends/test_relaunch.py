@@ -16,6 +16,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch.overrides import TorchFunctionMode
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher
@@ -241,6 +242,51 @@ def test_new_data_every_time(run: Run, backend: str, op: str) -> None:
         return is_short(world)
 
     assert run(main, 2) == [backend in ("virtual", "symm")] * 2
+
+
+class Seen(TorchFunctionMode):
+    """Notes what torch is asked for, each of which costs `virtual` a few microseconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
+    ) -> Any:
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Always:
+    """Finds the same call for any tensors, wherever an output was made."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def get(self, identity: tuple) -> Any:
+        return self.found
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_mode_sees_only_that_the_output_is_made(run: Run, op: str) -> None:
+    def main(world: sundog.World) -> tuple[list[str], list[str]]:
+        call, x, _ = called(world, op)
+        seen = []
+        for without in (call, lambda: getattr(world, op)(x)):
+            for _ in range(3):
+                without()
+            (*_, repeat) = world._plans.repeats.values()
+            repeat.start = lambda: True  # as on a GPU
+            known, world._plans.repeats = world._plans.repeats, Always(repeat)
+            with Seen() as mode:
+                without()
+            world._plans.repeats = known
+            seen.append(mode.names)
+        return seen[0], seen[1]
+
+    made = {"all_reduce": ["empty_like"], "all_to_all": ["dim", "empty"]}.get(op, ["empty"])
+    assert run(main, 2) == [([], made)] * 2
 
 
 def test_many_calls_without_a_wait_between_them(run: Run) -> None:
