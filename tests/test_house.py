@@ -18,7 +18,7 @@ from sundog.ops.op import FUNCTIONS, OPS, SHAPE
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1505,
-    "backends": 3965,
+    "backends": 3980,
     "checker": 5155,
     "collectives": 3800,
     "compat": 3000,

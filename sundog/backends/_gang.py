@@ -181,21 +181,32 @@ class Queue:
     rank: int
     flights: deque[tuple[GpuEvent, Kind]] = field(default_factory=deque)
     kinds: Counter[Kind] = field(default_factory=Counter)  # few, of hundreds of launches
+    late: Any = None  # the stream, if the last event is from before its latest launches
 
     def add(self, kind: Kind, stream: Any, device: Device) -> None:
         """Note that a launch has started. Repeats in a row share one event."""
-        if self.flights and self.flights[-1][1] is kind:
-            self.flights[-1][0].record(stream)
+        if self.is_repeat(kind):
+            self.late = stream
             return
         if len(self.flights) > _MANY:
             self.look()
         self.flights.append((device.event(stream), kind))
         self.kinds[kind] += 1
 
+    def is_repeat(self, kind: Kind) -> bool:
+        return bool(self.flights) and self.flights[-1][1] is kind
+
+    def last(self) -> list[GpuEvent]:
+        """Return the event after the last launch, if any. For repeats it is recorded only now."""
+        if self.late is not None:
+            self.flights[-1][0].record(self.late)
+            self.late = None
+        return [self.flights[-1][0]] if self.flights else []
+
     def look(self) -> None:
         """Remove finished launches. They finish in order: if the last has finished, all have;
         otherwise pop finished ones from the front."""
-        if self.flights and self.flights[-1][0].query():
+        if any(event.query() for event in self.last()):
             self.flights.clear()
             self.kinds.clear()
         while self.flights and self.flights[0][0].query():
@@ -242,7 +253,7 @@ class Gang:
 
     def wait_for_all(self, what: str) -> None:
         """Wait, in a host, until the GPU is idle. Nothing starts meanwhile."""
-        self._wait([q.flights[-1][0] for q in self._queues.values() if q.flights], what, True)
+        self._wait([event for q in self._queues.values() for event in q.last()], what, True)
 
     def put(self, prepared: Prepared, stream: Any = None) -> Any:
         """Start what is loaded, in a host, together with the others' launches, and return.
@@ -269,7 +280,7 @@ class Gang:
         if self._device.is_capturing():
             return
         rank = self._machine.host.rank
-        events = [q.flights[-1][0] for q in self._queues.values() if q.rank == rank and q.flights]
+        events = [e for q in self._queues.values() if q.rank == rank for e in q.last()]
         every = dict.fromkeys([self._device.current_stream(), *streams])
         events += [self._device.event(stream) for stream in every]
         self._wait(events, "its kernels to end", False)
@@ -381,11 +392,13 @@ class Gang:
         return flight.fits is self._fit
 
     def _begin(self, flight: Flight) -> Any:
+        if flight.queue is None:
+            flight.queue = self._queues.setdefault(flight.place, Queue(flight.host.rank))
+        if not flight.queue.is_repeat(flight.kind):
+            flight.queue.last()  # or the event of what has run would wait for this one
         answer = flight.prepared.start(flight.stream)
         if self._has_readers():
             self._device.show(flight.stream)
-        if flight.queue is None:
-            flight.queue = self._queues.setdefault(flight.place, Queue(flight.host.rank))
         flight.queue.add(flight.kind, flight.stream, self._device)
         return answer
 

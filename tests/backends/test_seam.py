@@ -317,7 +317,7 @@ def test_a_launch_that_is_repeated_waits_for_who_loads(seed):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_one_event_stands_for_a_launch_that_is_repeated(ranks):
-    """Until another one comes between."""
+    """Until another one comes between. It is recorded once, before that one starts."""
 
     def host(rank: int) -> Callable[[Bench], None]:
         def main(bench: Bench) -> None:
@@ -336,8 +336,21 @@ def test_one_event_stands_for_a_launch_that_is_repeated(ranks):
         assert [kind.name for _, kind in queue.flights] == [k, m, k]
         assert queue.kinds == {queue.flights[0][1]: 2, queue.flights[1][1]: 1}
         mine = [line for line in bench.device.log if line[-1] == str(queue.rank)]
-        again = [f"start {k}", f"record {k}"]
-        assert mine == [f"start {k}", *again, *again, f"start {m}", f"start {k}"]
+        assert mine == [*[f"start {k}"] * 3, f"record {k}", f"start {m}", f"start {k}"]
+
+
+@pytest.mark.parametrize("wait", [Gang.wait_for_all, Gang.synchronize])
+def test_who_waits_for_repeats_waits_for_the_last(wait):
+    def host(bench: Bench) -> None:
+        flight = bench.gang.flight(Prepared(bench.device, Kernel("k0", loaded=True, looks=9)), 0)
+        for _ in range(2):
+            for _ in range(3):
+                bench.gang.go(flight)
+            for _ in range(2):
+                wait(bench.gang, [])
+
+    log = Bench(host).check().device.log
+    assert log == 2 * [*["start k0"] * 3, "record k0"]
 
 
 def test_launches_on_one_stream_do_not_add_up():
