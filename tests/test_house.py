@@ -18,9 +18,9 @@ from sundog.ops.op import FUNCTIONS, OPS, SHAPE
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1505,
-    "backends": 3980,
+    "backends": 3950,
     "checker": 5155,
-    "collectives": 3800,
+    "collectives": 3795,
     "compat": 3000,
     "compiled": 1000,
     "dataset": 3825,
@@ -31,10 +31,10 @@ BUDGETS = {
     "hardware": 405,
     "interpreter": 3930,
     "learn": 415,
-    "machine": 3850,
+    "machine": 3845,
     "nodes": 1900,
-    "ops": 1965,
-    "predict": 1375,
+    "ops": 1955,
+    "predict": 1415,
     "report": 540,
     "tools": 2785,
     "tools/bench": 955,
@@ -43,7 +43,7 @@ BUDGETS = {
     "tools/probe": 845,
     "tools/trace": 630,
     "tools/tune": 2660,
-    "torch": 2420,
+    "torch": 2400,
     "world": 1555,
 }
 LONGEST_FILE = 450

@@ -7,7 +7,8 @@ so programs that use it at the same time share its rate.
     loads the loads up to the next store, atomic or product are one round: they wait together
     products    operands are loaded `num_stages` - 1 products ahead, but not before the last wait
     stores      the program goes on when its data are out
-    a flag      a read of a word comes after the way of the write that it sees, and that is a wait
+    a flag      a read of a word comes after the way of the write that it sees, and that is a wait;
+                a relaxed write has a shorter way, and relaxed reads go together
 
 Not charged: arithmetic other than products, integer work, and how programs on one SM slow each
 other down. A tile that was read before in the same kernel comes out of the L2 cache, whatever its
@@ -21,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .parts import TOGETHER, Ranks, dot_rate, memory_seconds
+from .parts import TOGETHER, Ranks, dot_rate, memory_seconds, way
 
 BOUNDS = ("latency", "programs", "memory", "link", "compute")
 
@@ -35,6 +36,15 @@ class Awaited(NamedTuple):
     written: float  # when the cause wrote it
     sums: tuple[float, ...]  # of the waiting program at the end, by bound
     cause_sums: tuple[float, ...]  # of the cause when it wrote
+
+
+class Mark(NamedTuple):
+    """The latest write of a word."""
+
+    written: float
+    cause: Track
+    sums: tuple[float, ...]  # of the cause when it wrote
+    is_released: bool
 
 
 class Slice(NamedTuple):
@@ -69,7 +79,8 @@ class Track:
     products: deque[float] = field(default_factory=deque)  # when the latest ones began
     since: float = 0.0  # loads are not issued earlier: the last atomic
     has_tile: bool = False  # a product that is not stored yet
-    poll: tuple[tuple, float] | None = None  # what it last polled without a change, and since when
+    looks: dict[tuple, float] = field(default_factory=dict)  # what it polls, and since when
+    round: float = 0.0  # when the latest of them that go together began
     sums: list[float] = field(default_factory=lambda: [0.0] * len(BOUNDS))
     waits: list[Awaited] = field(default_factory=list)
     spans: list[Slice] = field(default_factory=list)
@@ -124,7 +135,7 @@ class Clock:
         self._memories = [DeviceMemory() for _ in range(ranks.size if ranks.per_gpu == 1 else 1)]
         self._seen: list[set[tuple]] = [set() for _ in self._memories]
         self._flops = [0.0 for _ in self._memories]
-        self._written: dict[int, tuple[float, Track, tuple[float, ...]]] = {}
+        self._written: dict[int, Mark] = {}
 
     # kernels
 
@@ -155,7 +166,7 @@ class Clock:
         done, bound = self._move(track.rank, owner, track.now, 0.0, nbytes)
         track.stored = max(track.stored, done)
         self._wait_for(track, nbytes / gpu.sm_rate, done, bound, "store", owner)
-        track.poll = None
+        track.looks.clear()
 
     def product(self, track: Track, sizes: tuple[int, int, int], bits: int) -> None:
         """Multiply tiles M x K and K x N; `bits` of a factor."""
@@ -169,35 +180,38 @@ class Clock:
         while len(track.products) >= max(track.stages, 1):
             track.products.popleft()
         track.go(track.now + flops / rate, "compute", "dot")
-        track.has_tile, track.poll = True, None
+        track.has_tile = True
+        track.looks.clear()
 
     def atomic(
-        self, track: Track, places: Sequence[tuple[int, int]], kind: str, modified: bool, order: str
-    ) -> None:
-        """Charge an atomic on these words, each with the rank that has it.
+        self, track: Track, places: Sequence[tuple[int, int]], kind: str, modified: bool,
+        order: str, size: int = 8,
+    ) -> None:  # fmt: skip
+        """Charge an atomic on these words of `size` bytes, each with the rank that has it.
 
         `kind` is its operation. One that modified nothing is a read, and waits for what it sees.
         """
         self._settle(track)
-        if order in ("release", "acq_rel") and modified:
+        is_released = modified and order in ("release", "acq_rel")
+        if is_released:
             track.go(track.stored, "memory", "store")
         track.since = track.now
         track.products.clear()
         if kind == "FADD":
-            self._added(track, places)
-        elif modified and (track.poll is None or track.poll[0] != _key(places)):
+            self._added(track, places, size)
+        elif modified and _key(places) not in track.looks:
             self._words(track, places)
             if kind not in ("XCHG", "STORE"):  # the program does not wait for their result
                 track.go(track.now + self._reach(track.rank, places), "latency", "atomic")
-            track.poll = None
+            track.looks.clear()
         else:
-            self._look(track, places)
+            self._look(track, places, order)
         if modified:
-            self.wrote(track, [address for _, address in places])
+            self.wrote(track, [address for _, address in places], is_released)
 
-    def wrote(self, track: Track, addresses: Iterable[int]) -> None:
+    def wrote(self, track: Track, addresses: Iterable[int], is_released: bool = True) -> None:
         """Note a new value of words that others may wait for."""
-        mark = track.now, track, tuple(track.sums)
+        mark = Mark(track.now, track, tuple(track.sums), is_released)
         for address in addresses:
             self._written[address] = mark
 
@@ -209,29 +223,36 @@ class Clock:
 
     # how long that takes
 
-    def _look(self, track: Track, places: Sequence[tuple[int, int]]) -> None:
-        """Charge a read of words. Repeated polls count as one read, which ends with the last."""
+    def _look(self, track: Track, places: Sequence[tuple[int, int]], order: str) -> None:
+        """Charge a read of words. Repeated polls count as one read, which ends with the last.
+
+        Relaxed reads do not wait for each other: those of different words are in flight together.
+        """
         key = _key(places)
-        again = track.poll is not None and track.poll[0] == key
-        begin = track.poll[1] if again and track.poll is not None else track.now
-        if not again:
+        if key in track.looks:
+            track.round = track.now
+        else:
+            if order != "relaxed":
+                track.looks.clear()
+            if not track.looks:
+                track.round = track.now
             self._words(track, places)
+        begin = track.looks.setdefault(key, track.round)
         track.go(begin + self._reach(track.rank, places), "latency", "poll")
         self._arrive(track, places, begin)
-        track.poll = key, begin
 
     def _arrive(self, track: Track, places: Sequence[tuple[int, int]], begin: float) -> None:
         """Wait until the latest of the writes has arrived."""
         until, latest = 0.0, None
         for _, address in places:
             mark = self._written.get(address)
-            if mark is not None and mark[1] is not track:
-                arrives = mark[0] + self._way(mark[1].rank, track.rank)
+            if mark is not None and mark.cause is not track:
+                arrives = mark.written + self._way(mark, track.rank)
                 if arrives > until:
                     until, latest = arrives, mark
         if latest is None or until <= track.now:
             return
-        written, cause, cause_sums = latest
+        written, cause, cause_sums, _ = latest
         track.go(until, "latency", "wait", f"rank {cause.rank} program {cause.program}")
         if track.waits and track.waits[-1].begin == begin:
             track.waits.pop()  # the same wait, which went on
@@ -252,7 +273,7 @@ class Clock:
         far = next((load.owner for load in track.loads if load.owner != track.rank), track.rank)
         track.loads.clear()
         self._wait_for(track, own, done, bound, "load", far)
-        track.poll = None
+        track.looks.clear()
 
     def _operands(self, track: Track) -> None:
         """Wait for a product's operands, which were requested some products earlier."""
@@ -322,9 +343,9 @@ class Clock:
             self._server("pair", source, target).take(at, nbytes / pair_rate),
         )
 
-    def _added(self, track: Track, places: Sequence[tuple[int, int]]) -> None:
+    def _added(self, track: Track, places: Sequence[tuple[int, int]], size: int) -> None:
         """Charge a tile of atomic additions: its words are read and written where they are."""
-        owner, nbytes, gpu = places[0][0], 4.0 * len(places), self.ranks.hardware.gpu
+        owner, nbytes, gpu = places[0][0], float(size * len(places)), self.ranks.hardware.gpu
         done, bound = self._move(track.rank, owner, track.now, 0.0, nbytes)
         done = max(done, self._through_memory(self._gpu(owner), track.now, nbytes, 0.0))
         track.stored = max(track.stored, done)
@@ -348,15 +369,11 @@ class Clock:
         far = self.ranks.is_linked and any(owner != rank for owner, _ in places)
         return hardware.gpu.load_s + (hardware.link.load_s if far else 0.0)
 
-    def _way(self, source: int, target: int) -> float:
-        """Return the time from a signal to the end of a wait for it."""
-        hardware = self.ranks.hardware
-        seconds = hardware.gpu.flag_s
-        if source != target and self.ranks.is_linked:
-            seconds += hardware.link.flag_s
-            if hardware.network is not None and source // hardware.gpus != target // hardware.gpus:
-                seconds += hardware.network.latency_s
-        return seconds
+    def _way(self, mark: Mark, target: int) -> float:
+        hardware, source = self.ranks.hardware, mark.cause.rank
+        is_linked = source != target and self.ranks.is_linked
+        is_far = is_linked and source // hardware.gpus != target // hardware.gpus
+        return way(hardware, is_linked, is_far, mark.is_released)
 
     def _gpu(self, rank: int) -> int:
         return rank if self.ranks.per_gpu == 1 else 0

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .parts import Part, Ranks, Round, Traffic, barrier, copied, launch, polled, together, waves
+from .parts import Part, Ranks, Round, Traffic, barrier, copied, launch, together, waves, words
 
 Model = Callable[[Any, Any, Ranks], list[Part]]
 
@@ -165,15 +165,9 @@ def all_reduce_one_shot(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
 
 
 def all_reduce_low_latency(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
-    """Send words with their flags to all ranks; poll until all are there.
-
-    There is no barrier: ranks whose kernels have started send and poll while others start.
-    """
+    """Send words with their flags to all ranks; poll until all are there."""
     per_word = 2 if problem.dtype.itemsize == 2 else 1
-    words = problem.numel / per_word * (ranks.size - 1)
-    flag = barrier(ranks, 0.5, "words' way")  # a word arrives; no fence, no second round of loads
-    start = launch(ranks).seconds + flag.seconds
-    return [together("words", [Part("start", "latency", start), polled(ranks, 2 * words)])]
+    return words(ranks, problem.numel / per_word * (ranks.size - 1))
 
 
 def all_reduce_two_shot(problem: Any, config: Any, ranks: Ranks) -> list[Part]:

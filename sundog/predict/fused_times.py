@@ -16,9 +16,9 @@ from .parts import (
     beside,
     copied,
     launch,
-    polled,
     product,
     waves,
+    words,
 )
 
 _GATHER = 32768  # bytes of a tile of a gather or of a sum
@@ -290,11 +290,11 @@ def all_reduce_rms_norm_two_shot(problem: Any, config: Any, ranks: Ranks) -> lis
 def all_reduce_rms_norm_low_latency(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     """Send words with flags to the owners of a row's parts, and sums to all; normalise."""
     (row, out), tokens = _row(problem), problem.tokens
-    words = tokens * row / 4 * 2 * (ranks.size - 1) / ranks.size
+    sent = tokens * row / 4 * 2 * (ranks.size - 1) / ranks.size
     rounds = waves(tokens, config.programs)
-    normed = copied(ranks, "norm", Traffic(tokens * row, tokens * out), Round(row, out), rounds)
-    ways = barrier(ranks, 2 * 0.5, "words' way, and back")
-    return [launch(ranks), ways, polled(ranks, 2 * words), normed]
+    tile = Round(row / config.pieces, out / config.pieces, 0.0)  # loaded before the words went
+    normed = copied(ranks, "norm", Traffic(tokens * row, tokens * out), tile, rounds)
+    return [*words(ranks, sent, 2), normed]
 
 
 def all_reduce_rms_norm_two_shot_sliced(problem: Any, config: Any, ranks: Ranks) -> list[Part]:

@@ -122,22 +122,48 @@ def launch(ranks: Ranks) -> Part:
     return Part("launch", "latency", gpu.launch_s + gpu.share_s * (ranks.per_gpu - 1))
 
 
+def way(hardware: Hardware, is_linked: bool, is_far: bool, is_released: bool = True) -> float:
+    """Return the time from a signal to the end of a wait for it.
+
+    One that is not released has no fence, which waits until earlier stores have arrived.
+    """
+    seconds = hardware.gpu.flag_s
+    if is_linked:
+        seconds += hardware.link.flag_s
+    if is_far and hardware.network is not None:
+        seconds += hardware.network.latency_s
+    return seconds if is_released else _NO_FENCE * seconds
+
+
+_NO_FENCE = 0.5  # of a flag's way is left without the fence: seen on one GPU
+
+
 def barrier(ranks: Ranks, times: float = 1.0, name: str = "barrier") -> Part:
     """Charge a barrier of all ranks. The first of a kernel also waits for a late rank."""
-    seconds = times * ranks.hardware.gpu.flag_s
-    if ranks.is_linked:
-        seconds += times * ranks.hardware.link.flag_s
-    if ranks.off_node and ranks.hardware.network is not None:
-        seconds += times * ranks.hardware.network.latency_s
+    seconds = times * way(ranks.hardware, ranks.is_linked, ranks.off_node > 0)
     return Part(name, "latency", seconds if ranks.size > 1 else 0.0)
 
 
-def polled(ranks: Ranks, words: float) -> Part:
-    """Charge words of 8 bytes that a rank exchanges and polls: atomics at their memory."""
-    seconds = ranks.per_gpu * words / ranks.hardware.gpu.poll_rate
+def words(ranks: Ranks, count: float, trips: int = 1) -> list[Part]:
+    """Charge a kernel's start, and words of 8 bytes that carry their own flags, of which a rank
+    sends `count` and polls as many.
+
+    What is sent is loaded first, and goes there and on, `trips` ways in all. There is no barrier:
+    ranks that share a GPU send and poll while others start. The words are atomics where they are
+    polled, and only those that are sent cross a link.
+    """
+    gpu, link = ranks.hardware.gpu, ranks.hardware.link
+    once = way(ranks.hardware, ranks.is_linked, ranks.off_node > 0, is_released=False)
+    ways = trips * once if ranks.size > 1 else 0.0
+    seconds = ranks.per_gpu * 2 * count / gpu.poll_rate
     if ranks.is_linked:
-        seconds = math.hypot(seconds, 8 * words / ranks.hardware.link.rate)
-    return Part("words", "programs", seconds)
+        seconds = math.hypot(seconds, 8 * count / link.rate)
+    others = Part("other ranks' start", "latency", launch(ranks).seconds - gpu.launch_s)
+    return [
+        Part("launch", "latency", gpu.launch_s),
+        Part("words' way", "latency", gpu.load_s + ways),
+        together("words", [others, Part("words", "programs", seconds)]),
+    ]
 
 
 # bytes

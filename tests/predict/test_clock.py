@@ -6,7 +6,7 @@ import pytest
 
 from sundog.hardware.description import PairRates
 from sundog.predict.clock import Clock, Server, Track
-from sundog.predict.parts import TOGETHER, Ranks
+from sundog.predict.parts import TOGETHER, Ranks, way
 from tests.predict.test_parts import CHIP, LINKED
 
 
@@ -107,6 +107,36 @@ def test_polling_again_is_one_wait() -> None:
     fresh.atomic(target, [(1, 64)], "ADD", False, "acquire")
     assert target.now == pytest.approx(5e-6 + CHIP.flag_s + LINKED.link.flag_s)
     assert [wait.begin for wait in target.waits] == [0.0]
+
+
+def test_a_relaxed_word_has_no_fence_to_wait_for() -> None:
+    fresh, source, target = clock(), track(0), track(1)
+    source.now = 5e-6
+    fresh.atomic(source, [(1, 64)], "XCHG", True, "relaxed")
+    fresh.atomic(target, [(1, 64)], "ADD", False, "relaxed")
+    assert target.now == pytest.approx(5e-6 + way(LINKED, True, False, is_released=False))
+
+
+def test_relaxed_looks_are_in_flight_together() -> None:
+    """Three words are one round, an acquire waits before the next, and a second turn is no load."""
+    for order, rounds in (("relaxed", 1), ("acquire", 3)):
+        fresh, made = clock(), track(1)
+        for word in (64, 72, 80):
+            fresh.atomic(made, [(1, word)], "ADD", False, order)
+        assert made.now == pytest.approx(rounds * CHIP.load_s)
+    before = made.now
+    fresh.atomic(made, [(1, 80)], "ADD", False, "acquire")
+    assert made.now == before
+
+
+def test_an_atomic_addition_moves_its_elements() -> None:
+    """A tile of 16 bits took as long as one of 32: 4 bytes were charged for every element."""
+    places, times = [(1, n) for n in range(1 << 16)], []
+    for size in (2, 4):
+        fresh, made = clock(), track(0)
+        fresh.atomic(made, places, "FADD", True, "relaxed", size)
+        times.append(made.now)
+    assert times[1] == pytest.approx(2 * times[0])
 
 
 def test_a_ticket_does_not_wait_for_the_one_before() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from sundog.hardware.description import Chip, Hardware, Link, Network
 from sundog.predict.parts import (
+    TOGETHER,
     Part,
     Ranks,
     Round,
@@ -16,12 +17,13 @@ from sundog.predict.parts import (
     beside,
     copied,
     launch,
-    polled,
     product,
     resources,
     together,
     total,
     waves,
+    way,
+    words,
 )
 
 CHIP = Chip(
@@ -136,7 +138,20 @@ def test_the_first_loads_wait_before_anything_flows() -> None:
 
 
 def test_words_take_turns_at_the_memory_that_holds_them() -> None:
-    assert polled(Ranks.on(SHARED, 2), 1e3).seconds == pytest.approx(2e-6)
+    """Two ranks send and poll a thousand words each; on its own the second start takes 2 us."""
+    found = seconds(words(Ranks.on(SHARED, 2), 1e3))
+    assert found["launch"] == CHIP.launch_s
+    assert found["words"] == pytest.approx((4e-6**TOGETHER + 2e-6**TOGETHER) ** (1 / TOGETHER))
+
+
+def test_words_wait_for_no_fence_and_cross_a_link_once() -> None:
+    """A link takes 16 us for the 200,000 words that a rank sends; it does not poll across it."""
+    fast = dataclasses.replace(LINKED, gpu=dataclasses.replace(CHIP, poll_rate=1e15))
+    found = seconds(words(Ranks.on(fast, 4), 2e5, 2))
+    assert found["words"] == pytest.approx(16e-6)
+    assert found["words' way"] == pytest.approx(CHIP.load_s + 2 * way(LINKED, True, False, False))
+    assert way(LINKED, True, False, False) < way(LINKED, True, False) == 3e-6 + 5e-6
+    assert seconds(words(Ranks.on(fast, 1), 0))["words' way"] == CHIP.load_s
 
 
 def test_products_come_in_waves_of_tiles() -> None:

@@ -231,7 +231,9 @@ class TimedAccesses(Accesses):
         places = [(self._region(a).rank, a) for a in addresses.ravel().tolist()]
         if places:
             kind, track = operands[0], self._timed.track_of(program)
-            self._timed.clock.atomic(track, places, kind, self._changed or kind == "FADD", sem)
+            self._timed.clock.atomic(
+                track, places, kind, self._changed or kind == "FADD", sem, size
+            )
         return old
 
     def _wrote(self, addresses: np.ndarray, size: int) -> None:

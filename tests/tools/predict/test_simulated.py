@@ -12,7 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
-from sundog.collectives import all_gather_push, all_reduce_one_shot, all_reduce_two_shot
+from sundog.collectives import (
+    all_gather_push,
+    all_reduce_atomic,
+    all_reduce_low_latency,
+    all_reduce_one_shot,
+    all_reduce_two_shot,
+)
 from sundog.device import context, memory
 from sundog.fused import all_gather_matmul_direct, all_gather_matmul_hbm_buffer
 from sundog.hardware.description import Hardware, read
@@ -38,6 +44,8 @@ def simulate_op(module, fields: dict, size: int, hardware: Hardware = H200X8, **
     [
         ("all_reduce.one_shot", all_reduce_one_shot, 1 << 15),
         ("all_reduce.two_shot", all_reduce_two_shot, 1 << 18),
+        ("all_reduce.low_latency", all_reduce_low_latency, 1 << 10),
+        ("all_reduce.atomic", all_reduce_atomic, 1 << 13),
         ("all_gather.push", all_gather_push, 1 << 18),
     ],
 )
@@ -45,7 +53,7 @@ def simulate_op(module, fields: dict, size: int, hardware: Hardware = H200X8, **
 def test_it_agrees_with_the_model_of_an_op(name, module, numel, machine) -> None:
     """Two ways to put the same figures together: the op's bytes and rounds, and its kernel."""
     hardware = read(machine)
-    problem = changed(module.cases(4)[0], {"numel": numel})
+    problem = changed(module.cases(4)[0], {"numel": numel, "dtype": torch.bfloat16})
     config = module.default(problem, 16)
     found = simulated(Simulation(call_of(module, problem, config), hardware, 4, HEAP, num_sms=16))
     expected = time(name, problem, config, hardware, 16).seconds
