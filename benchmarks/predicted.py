@@ -34,11 +34,11 @@ from sundog.tools.calibrate_command import (
 MACHINES = ("h200-shared", "h200-pcie")
 # What is fitted, in two steps: collectives say nothing about products.
 _MOVING = (
-    "gpu.launch_s", "gpu.share_s", "gpu.flag_s", "gpu.load_s", "gpu.cache_rate",
+    "gpu.launch_s", "gpu.share_s", "gpu.flag_s", "gpu.peer_s", "gpu.load_s", "gpu.cache_rate",
     "gpu.sm_rate", "gpu.sm_load_rate", "gpu.poll_rate",
 )  # fmt: skip
 _SOURCE = "fitted: to half of the shapes in docs/measured, by `python -m benchmarks predict ours`"
-_DATE = "2026-11-16"
+_DATE = "2026-11-20"
 _HEAD = [
     "op, machine", "rows", "median", "90th percentile", "without 2 ranks", "worst row",
     "ratio: 90 %, worst",

@@ -13,8 +13,9 @@ One all-reduce is not a ring: where a switch reduces (NVLS), which NCCL 2.29 doe
 
 The engines (SGLang 0.5.9 and 0.5.10, vLLM) have one kernel in two variants, 36 blocks of 512
 threads with 16 bytes each. One shot: barrier, read all, barrier. Two shots: barrier, reduce a
-slice, barrier, read all slices one after the other, barrier. The second is taken from 512 KB on
-with 4 GPUs, from 256 KB on with 8, and never with 2.
+slice, barrier, read all slices one after the other, barrier. Only the barrier between the two shots
+has a fence: the others set their flags by volatile stores (vLLM's custom_all_reduce.cuh). The
+second is taken from 512 KB on with 4 GPUs, from 256 KB on with 8, and never with 2.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def _one_shot(ranks: Ranks, n: float) -> list[Part]:
     tile = Round(block * ranks.size, block, is_there=True)
     rounds = waves(n, _BLOCKS * _BLOCK_BYTES)
     reduced = copied(ranks, "reduce", traffic, tile, rounds)
-    return [launch(ranks), barrier(ranks), reduced, barrier(ranks)]
+    flag = barrier(ranks, is_released=False)
+    return [launch(ranks), flag, reduced, flag]
 
 
 def _two_shot(ranks: Ranks, n: float) -> list[Part]:
@@ -97,5 +99,5 @@ def _two_shot(ranks: Ranks, n: float) -> list[Part]:
         Round(block * size, block * size, size, is_there=True),
         rounds,
     )
-    flag = barrier(ranks)
-    return [launch(ranks), flag, reduced, flag, gathered, flag]
+    flag = barrier(ranks, is_released=False)
+    return [launch(ranks), flag, reduced, barrier(ranks), gathered, flag]

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 HOW = ("measured", "published", "fitted", "assumed")
 _ENDLESS = 1e300  # JSON may have whole numbers that no float holds
 KINDS = ("none", "switch", "mesh", "host")
+_OPTIONAL = ("pairs", "pair_rates", "peer_s")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Chip:
     poll_rate: float  # atomics on 8-byte words by all SMs, in words per second
     matmul_rate: tuple[tuple[float, float], ...]  # bf16: flops of a product, and flops per second
     tile_s: float  # what an output tile of a product costs besides its flops
+    peer_s: float = 0.0  # more of a barrier for each rank beyond two
 
 
 class PairRates(NamedTuple):
@@ -202,7 +204,7 @@ def plain(made: Hardware) -> dict[str, Any]:
         for name, value in dataclasses.asdict(figures).items():
             if name == "kind" or (name == "pairs" and value is not None):
                 data[part][name] = value
-            elif value is not None:
+            elif value is not None and (name not in _OPTIONAL or f"{part}.{name}" in made.sources):
                 source = made.sources[f"{part}.{name}"]
                 data[part][name] = {"value": value, "source": source.text, "date": source.date}
     return data
@@ -224,7 +226,7 @@ def _fields(data: Any, needed: tuple, optional: tuple, where: str, part: str = "
 def _figures(kind: Any, data: Any, part: str, where: str, sources: dict[str, Source]) -> dict:
     """Return the fields of a part, without their sources."""
     names = [each.name for each in dataclasses.fields(kind)]
-    optional = [name for name in names if name in ("pairs", "pair_rates")]
+    optional = [name for name in names if name in _OPTIONAL]
     given = _fields(
         data, tuple(n for n in names if n not in optional), tuple(optional), where, part
     )
@@ -320,7 +322,9 @@ def _count(value: Any, name: str, where: str) -> int:
 # what contradicts itself
 
 _ROUNDED = 1.01  # published rates are rounded
-_MAY_BE_ZERO = ("gpu.share_s", "gpu.tile_s", "link.multicast_rate", "link.copy_rate")
+_MAY_BE_ZERO = (
+    "gpu.share_s", "gpu.tile_s", "gpu.peer_s", "link.multicast_rate", "link.copy_rate",
+)  # fmt: skip
 
 
 def _check_figures(made: Hardware, where: str) -> None:

@@ -247,7 +247,7 @@ class Clock:
         for _, address in places:
             mark = self._written.get(address)
             if mark is not None and mark.cause is not track:
-                arrives = mark.written + self._way(mark, track.rank)
+                arrives = mark.written + self._way(mark, track.rank, len(places))
                 if arrives > until:
                     until, latest = arrives, mark
         if latest is None or until <= track.now:
@@ -369,11 +369,12 @@ class Clock:
         far = self.ranks.is_linked and any(owner != rank for owner, _ in places)
         return hardware.gpu.load_s + (hardware.link.load_s if far else 0.0)
 
-    def _way(self, mark: Mark, target: int) -> float:
+    def _way(self, mark: Mark, target: int, words: int) -> float:
         hardware, source = self.ranks.hardware, mark.cause.rank
         is_linked = source != target and self.ranks.is_linked
         is_far = is_linked and source // hardware.gpus != target // hardware.gpus
-        return way(hardware, is_linked, is_far, mark.is_released)
+        peers = words - 1 if words <= self.ranks.size else 1  # a barrier's, or words of one peer
+        return way(hardware, is_linked, is_far, mark.is_released, peers)
 
     def _gpu(self, rank: int) -> int:
         return rank if self.ranks.per_gpu == 1 else 0

@@ -10,7 +10,19 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .parts import Part, Ranks, Round, Traffic, barrier, copied, launch, together, waves, words
+from .parts import (
+    Part,
+    Ranks,
+    Round,
+    Traffic,
+    barrier,
+    copied,
+    flags,
+    launch,
+    together,
+    waves,
+    words,
+)
 
 Model = Callable[[Any, Any, Ranks], list[Part]]
 
@@ -85,7 +97,7 @@ def _spans(n: float, read: float, config: Any, ranks: Ranks) -> list[Part]:
     traffic = Traffic(read, sent, sent - read, 0, n * (size - 1))
     rounds = turns * waves(n, parts * block)
     copy = copied(ranks, "stores", traffic, Round(block, block), rounds)
-    return [launch(ranks), barrier(ranks, 2.0 * turns, "flags"), copy]
+    return [launch(ranks), flags(ranks, 2.0 * turns), copy]
 
 
 def all_gather_partitioned(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
@@ -115,8 +127,8 @@ def all_to_all_mail(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     block = min(config.block, n)
     traffic = Traffic(2 * n * size, 2 * n * size, written_there=n * (size - 1))
     copy = copied(ranks, "copies", traffic, Round(2 * block, 2 * block, 2.0), chunks)
-    flags = barrier(ranks, _PER_CHUNK * chunks, "flags")
-    return [launch(ranks), together("chunks", [flags, copy])]
+    waits = flags(ranks, _PER_CHUNK * chunks)
+    return [launch(ranks), together("chunks", [waits, copy])]
 
 
 def broadcast_push(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
@@ -137,7 +149,7 @@ def _from_one(n: float, config: Any, ranks: Ranks) -> list[Part]:
     traffic = Traffic(moved, moved, written_there=n * (size - 1))
     rounds = turns * waves(n, parts * block)
     copy = copied(ranks, "stores", traffic, Round(block, block), rounds)
-    return [launch(ranks), barrier(ranks, 2.0 * turns, "flags"), copy]
+    return [launch(ranks), flags(ranks, 2.0 * turns), copy]
 
 
 def gather_pull(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
@@ -207,7 +219,7 @@ def all_reduce_ring(problem: Any, config: Any, ranks: Ranks) -> list[Part]:
     sent = 2 * n * _others(ranks)
     traffic = Traffic(1.5 * sent + n, sent + n / size, 0, 0, sent)
     copy = copied(ranks, "slices", traffic, Round(1.5 * block, block), rounds)
-    return [launch(ranks), barrier(ranks, 2.0 * (size - 1), "flags"), copy]
+    return [launch(ranks), flags(ranks, 2.0 * (size - 1)), copy]
 
 
 def all_reduce_atomic(problem: Any, config: Any, ranks: Ranks) -> list[Part]:

@@ -122,12 +122,14 @@ def launch(ranks: Ranks) -> Part:
     return Part("launch", "latency", gpu.launch_s + gpu.share_s * (ranks.per_gpu - 1))
 
 
-def way(hardware: Hardware, is_linked: bool, is_far: bool, is_released: bool = True) -> float:
-    """Return the time from a signal to the end of a wait for it.
+def way(
+    hardware: Hardware, is_linked: bool, is_far: bool, is_released: bool = True, peers: int = 1
+) -> float:
+    """Return the time from a signal to the end of a wait for it, or for those of several peers.
 
     One that is not released has no fence, which waits until earlier stores have arrived.
     """
-    seconds = hardware.gpu.flag_s
+    seconds = hardware.gpu.flag_s + max(peers - 1, 0) * hardware.gpu.peer_s
     if is_linked:
         seconds += hardware.link.flag_s
     if is_far and hardware.network is not None:
@@ -138,10 +140,21 @@ def way(hardware: Hardware, is_linked: bool, is_far: bool, is_released: bool = T
 _NO_FENCE = 0.5  # of a flag's way is left without the fence: seen on one GPU
 
 
-def barrier(ranks: Ranks, times: float = 1.0, name: str = "barrier") -> Part:
+def barrier(
+    ranks: Ranks, times: float = 1.0, name: str = "barrier", is_released: bool = True
+) -> Part:
     """Charge a barrier of all ranks. The first of a kernel also waits for a late rank."""
-    seconds = times * way(ranks.hardware, ranks.is_linked, ranks.off_node > 0)
+    seconds = times * _way(ranks, is_released, ranks.size - 1)
     return Part(name, "latency", seconds if ranks.size > 1 else 0.0)
+
+
+def flags(ranks: Ranks, times: float) -> Part:
+    """Charge waits for one peer's flag each."""
+    return Part("flags", "latency", times * _way(ranks) if ranks.size > 1 else 0.0)
+
+
+def _way(ranks: Ranks, is_released: bool = True, peers: int = 1) -> float:
+    return way(ranks.hardware, ranks.is_linked, ranks.off_node > 0, is_released, peers)
 
 
 def words(ranks: Ranks, count: float, trips: int = 1) -> list[Part]:
@@ -153,8 +166,7 @@ def words(ranks: Ranks, count: float, trips: int = 1) -> list[Part]:
     polled, and only those that are sent cross a link.
     """
     gpu, link = ranks.hardware.gpu, ranks.hardware.link
-    once = way(ranks.hardware, ranks.is_linked, ranks.off_node > 0, is_released=False)
-    ways = trips * once if ranks.size > 1 else 0.0
+    ways = trips * _way(ranks, is_released=False) if ranks.size > 1 else 0.0
     seconds = ranks.per_gpu * 2 * count / gpu.poll_rate
     if ranks.is_linked:
         seconds = math.hypot(seconds, 8 * count / link.rate)
@@ -209,11 +221,12 @@ def waves(count: float, workers: float) -> int:
 def copied(ranks: Ranks, name: str, traffic: Traffic, tile: Round, rounds: float) -> Part:
     """Charge programs that go over data, `rounds` tiles each, sharing memory and links with others.
 
-    The first loads only wait; from then on programs wait while others use the resources.
+    The first loads only wait. From then on, also for further trips of the same round, programs wait
+    while others use the resources.
     """
     gpu = ranks.hardware.gpu
     wait = gpu.load_s + (ranks.hardware.link.load_s if tile.is_there and ranks.is_linked else 0.0)
-    first = tile.trips * wait if rounds else 0.0
+    first = min(tile.trips, 1.0) * wait if rounds else 0.0
     moved = tile.read / gpu.sm_load_rate + tile.written / gpu.sm_rate
     own = rounds * (tile.trips * wait + moved) - first
     part = together(name, [Part(name, "programs", own), *resources(ranks, traffic)])

@@ -117,6 +117,18 @@ def test_a_relaxed_word_has_no_fence_to_wait_for() -> None:
     assert target.now == pytest.approx(5e-6 + way(LINKED, True, False, is_released=False))
 
 
+def test_a_wait_for_all_peers_is_longer_with_more_of_them() -> None:
+    many, ends = LINKED.changed({"gpu.peer_s": 1e-6}), []
+    for size in (2, 4):
+        fresh, target = Clock(Ranks.on(many, size)), track(0)
+        words = [(0, 64 + 8 * rank) for rank in range(size)]
+        for rank in range(1, size):
+            fresh.atomic(track(rank), [words[rank]], "XCHG", True, "release")
+        fresh.atomic(target, words, "ADD", False, "acquire")
+        ends.append(target.now)
+    assert ends[1] - ends[0] == pytest.approx(2e-6)
+
+
 def test_relaxed_looks_are_in_flight_together() -> None:
     """Three words are one round, an acquire waits before the next, and a second turn is no load."""
     for order, rounds in (("relaxed", 1), ("acquire", 3)):

@@ -16,6 +16,7 @@ from sundog.predict.parts import (
     barrier,
     beside,
     copied,
+    flags,
     launch,
     product,
     resources,
@@ -58,6 +59,26 @@ def test_a_barrier_crosses_the_link() -> None:
     assert barrier(Ranks.on(SHARED, 4)).seconds == pytest.approx(3e-6)
     assert barrier(Ranks.on(LINKED, 4), 2.0).seconds == pytest.approx(2 * (3e-6 + 5e-6))
     assert barrier(Ranks.on(LINKED, 1)).seconds == 0.0
+    unfenced = barrier(Ranks.on(LINKED, 4), is_released=False).seconds
+    assert unfenced == way(LINKED, True, False, is_released=False) < 3e-6 + 5e-6
+
+
+def test_a_barrier_takes_longer_with_more_peers() -> None:
+    many = LINKED.changed({"gpu.peer_s": 1e-6})
+    for size in (2, 3, 8):
+        ranks = Ranks.on(many, size)
+        assert barrier(ranks).seconds == pytest.approx(3e-6 + 5e-6 + (size - 2) * 1e-6)
+        assert flags(ranks, 2.0).seconds == pytest.approx(2 * (3e-6 + 5e-6))
+    assert flags(Ranks.on(many, 1), 2.0).seconds == 0.0
+
+
+def test_only_the_first_trip_of_a_round_is_alone_on_the_link() -> None:
+    """Eight trips of 6 us hardly show beside 100 us of others' data on the same link."""
+    tile = Round(0, 0, trips=8.0, is_there=True)
+    part = copied(Ranks.on(LINKED, 2), "copy", Traffic(0, 0, read_there=1e7), tile, 1)
+    wait = CHIP.load_s + SWITCH.load_s
+    both = ((7 * wait) ** TOGETHER + 1e-4**TOGETHER) ** (1 / TOGETHER)
+    assert part.seconds == pytest.approx(wait + both)
 
 
 def test_all_ranks_of_a_gpu_use_its_memory() -> None:
