@@ -34,6 +34,10 @@ def collect(
     remeasure: Annotated[
         int, typer.Option(min=0, help="measure this many rows of --data again: the noise")
     ] = 0,
+    shapes: Annotated[
+        int,
+        typer.Option(min=0, help="draw this number of new shapes of each kernel; take only those"),
+    ] = 0,
     clock: Annotated[str, typer.Option(help="gpu, or made-up: without a GPU, for tests")] = "gpu",
 ) -> None:
     """Measure kernels on the GPU of this machine and write rows to a folder."""
@@ -46,8 +50,9 @@ def collect(
     if remeasure and data is None:
         raise typer.BadParameter("expected --data too: whose rows?", param_hint="--remeasure")
     options = Options(
-        out, minutes, names or [], workers, configs, clock=clock, data=data, remeasure=remeasure
-    )
+        out, minutes, names or [], workers, configs, clock=clock, data=data, remeasure=remeasure,
+        shapes=shapes,
+    )  # fmt: skip
     typer.echo(Collector(options).run())
 
 

@@ -51,6 +51,7 @@ class Options:
     clock: str = "gpu"
     data: Path | None = None  # a dataset: what it has is not measured again
     remeasure: int = 0  # rows of `data` to measure again, and nothing else
+    shapes: int = 0  # new ones to draw of each kernel, in the place of its own
     seed: int = 0
 
 
@@ -206,7 +207,7 @@ def _planned(options: Options, known: set[str]) -> list[list[Cell]]:
     if options.data and options.remeasure:
         return known_units(known_cells(options.data), options.remeasure, options.seed)
     known = known | (known_rows(options.data) if options.data else set())
-    return units(options.names, known, options.configs)
+    return units(options.names, known, options.configs, options.shapes)
 
 
 def _repeated(unit: Unit, number: int) -> Unit:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from .compile_ahead import Cell, cell_key
+from .draw import drawn
 from .kernels import SUBJECTS
 from .subject import Config, Subject, Task
 
@@ -27,9 +28,16 @@ _FEW = 3  # shapes: a binary that serves fewer comes at _LESS of the pace
 _LESS = 0.35
 
 
-def units(names: Sequence[str], known: Collection[str], most: int) -> list[list[Cell]]:
-    """Return all units in order, without cells whose key is known; at most `most` configs."""
-    ranked = [pair for name in names or SUBJECTS for pair in _of(SUBJECTS[name], most)]
+def units(
+    names: Sequence[str], known: Collection[str], most: int, shapes: int = 0
+) -> list[list[Cell]]:
+    """Return all units in order, without cells whose key is known; at most `most` configs.
+
+    `shapes`: draw this number of new ones of each kernel, and take none of its own.
+    """
+    subjects = [SUBJECTS[name] for name in names or SUBJECTS]
+    subjects = [drawn(each, shapes) if shapes else each for each in subjects]
+    ranked = [pair for subject in subjects for pair in _of(subject, most)]
     ranked.sort(key=lambda pair: pair[0])
     left = [[cell for cell in cells if cell_key(cell) not in known] for _, cells in ranked]
     return [cells for cells in left if cells]

@@ -158,10 +158,10 @@ def shape_kind(shape: Shape) -> str:
     sizes = [v for v in shape.values() if isinstance(v, int) and not isinstance(v, bool) and v > 8]
     if all(size & (size - 1) == 0 for size in sizes):
         return "power of two"
-    if any(_is_prime(size) for size in sizes):
+    if any(is_prime(size) for size in sizes):
         return "prime"
     return "odd" if any(size % 16 for size in sizes) else "model"
 
 
-def _is_prime(number: int) -> bool:
+def is_prime(number: int) -> bool:
     return all(number % d for d in range(2, math.isqrt(number) + 1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from support.scripts import python
 from benchmarks.learn.__main__ import unmeasured
 from benchmarks.learn.collect import Collector, Options
 from benchmarks.learn.compile_ahead import Cell, cell_key, plain_text
+from benchmarks.learn.draw import drawn
 from benchmarks.learn.kernels import SUBJECTS
 from benchmarks.learn.measure import Measured, Unit, made_up
 from benchmarks.learn.plan import CONTROLS, known_units, units
@@ -73,6 +75,33 @@ def test_a_plan_that_is_cut_has_every_kernel() -> None:
     keys = [cell_key(cell) for cells in planned for cell in cells]
     assert len(keys) == len(set(keys))
     assert len(units([], set(keys[:100]), 4)) < len(planned)
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_new_shapes_need_no_new_binary(name: str) -> None:
+    own, new = SUBJECTS[name], drawn(SUBJECTS[name], 10)
+    (dtype,) = new.dtypes
+    assert drawn(own, 10).shapes == new.shapes, "a draw that can be repeated"
+    assert not [shape for shape in new.shapes if shape in own.shapes]
+    assert len({str(shape) for shape in new.shapes}) == 10
+    config = own.configs[0]
+    known = {Task(own, shape, dtype).binary_key(config) for shape in own.shapes}
+    assert {Task(own, shape, dtype).binary_key(config) for shape in new.shapes} <= known
+
+
+def test_new_shapes_are_of_all_kinds() -> None:
+    new = [shape for subject in SUBJECTS.values() for shape in drawn(subject, 10).shapes]
+    kinds = Counter(shape_kind(shape) for shape in new)
+    assert set(kinds) == {"power of two", "model", "prime", "odd"}
+    assert kinds["prime"] + kinds["odd"] > len(new) / 6, "as in the first plan"
+
+
+def test_a_plan_of_new_shapes_has_no_other() -> None:
+    planned = [cell for cells in units(["swiglu", "matmul"], set(), 4, shapes=3) for cell in cells]
+    assert len({(cell.name, str(cell.shape)) for cell in planned}) == 6
+    assert not [cell for cell in planned if cell.shape in SUBJECTS[cell.name].shapes]
+    with pytest.raises(ValueError, match="ask for fewer"):
+        units(["top_k"], set(), 4, shapes=1000)
 
 
 def test_repeated_rows_are_drawn_from_measured_ones() -> None:
