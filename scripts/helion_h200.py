@@ -4,13 +4,14 @@
     python scripts/helion_h200.py --check OUT                   check only: needs no GPU
     python scripts/helion_h200.py --check OUT --json FILE --data data/h200
 
-The last command keeps the table for docs/measured.md and copies the rows into the dataset. WHEELS
-is a folder of wheels, or of what was unpacked from them, that the GPU machine lacks: helion,
-filecheck, greenlet, and packaging and psutil where they are missing. Each case is a process of its
-own. The next one imports and binds while the last one tunes, and tunes when that has ended: times
-are measured alone. A case that dies, or is not done when its share of --total is over, costs no
-other, and its rows are kept. Reading the files needs pandas and pyarrow: where these are missing,
-take OUT to a machine that has them and --check it there.
+The last command keeps the table for docs/measured.md and copies the record into a folder;
+`python -m benchmarks.learn pack-helion` makes a shard of the dataset from it. WHEELS is a folder of
+wheels, or of what was unpacked from them, that the GPU machine lacks: helion, filecheck, greenlet,
+and packaging and psutil where they are missing. Each case is a process of its own. The next one
+imports and binds while the last one tunes, and tunes when that has ended: times are measured alone.
+A case that dies, or is not done when its share of --total is over, costs no other, and its rows are
+kept. Reading the files needs pandas and pyarrow: where these are missing, take OUT to a machine
+that has them and --check it there.
 """
 
 from __future__ import annotations

@@ -85,6 +85,22 @@ def pack(
         raise typer.Exit(2) from None
 
 
+@app.command("pack-helion")
+def pack_helion(
+    base: Annotated[Path, typer.Argument(help="recorded tunings of Helion: data/h200/helion")],
+    folder: Annotated[Path, typer.Argument(help="of the dataset: data/h200")],
+    name: Annotated[str, typer.Argument(help="of the new shard")],
+) -> None:
+    """Make a Parquet shard of Helion's own tunings, and the checksums of all shards."""
+    from . import pack_helion
+
+    try:
+        typer.echo(pack_helion.pack_helion(base, folder, name))
+    except ValueError as error:
+        typer.echo(f"python -m benchmarks.learn pack-helion: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
 @app.command()
 def evaluate(
     data: Annotated[str, typer.Argument(help="a dataset: h200, or a folder")] = "h200",

@@ -30,22 +30,18 @@ _INTS = ("registers", "spills", "shared", "sm_mhz", "memory_mhz", "temperature_c
 
 def pack(run: Path, folder: Path, name: str) -> str:
     """Write NAME.rows.parquet and NAME.ir.parquet; return what they hold."""
-    shards = folder / "shards"
-    shards.mkdir(parents=True, exist_ok=True)
-    paths = [shards / f"{name}.{sort}.parquet" for sort in ("rows", "ir")]
-    if any(path.exists() for path in paths):
-        raise ValueError(f"{paths[0]}: a shard is written once; choose another name")
+    paths = shard_paths(folder, name)
     about = json.loads((run / "run.json").read_text().splitlines()[-1])
     if about["clock"] != "gpu":
         raise ValueError(f"{run}: its times are {about['clock']}, not measured")
     rows = rows_frame(run, name)
-    known = _known_ir(shards)
+    known = _known_ir(folder)
     new = [line for line in read_xz(run / "ir.xz") if line["id"] not in known]
     ir = pandas.DataFrame(new, columns=["id", "stage", "kernel", "text"])
     ir = ir.drop_duplicates("id").sort_values(["kernel", "stage", "text"])
-    _write(rows, paths[0], {"run": json.dumps(about)})
-    _write(ir, paths[1], {})
-    _checksums(folder)
+    write(rows, paths[0], {"run": json.dumps(about)})
+    write(ir, paths[1], {})
+    checksums(folder)
     sizes = [path.stat().st_size for path in paths]
     return f"{len(rows)} rows in {sizes[0]} bytes, {len(ir)} modules in {sizes[1]} bytes"
 
@@ -110,14 +106,24 @@ def _readings(path: Path) -> numpy.ndarray:
     return numpy.array(found)
 
 
-def _known_ir(shards: Path) -> set[str]:
+def shard_paths(folder: Path, name: str) -> list[Path]:
+    """Return where the rows and the IR of a new shard go; ValueError if it is there."""
+    shards = folder / "shards"
+    shards.mkdir(parents=True, exist_ok=True)
+    paths = [shards / f"{name}.{sort}.parquet" for sort in ("rows", "ir")]
+    if any(path.exists() for path in paths):
+        raise ValueError(f"{paths[0]}: a shard is written once; choose another name")
+    return paths
+
+
+def _known_ir(folder: Path) -> set[str]:
     known: set[str] = set()
-    for path in shards.glob("*.ir.parquet"):
+    for path in folder.glob("shards/*.ir.parquet"):
         known |= set(pandas.read_parquet(path, columns=["id"])["id"])
     return known
 
 
-def _write(frame: pandas.DataFrame, path: Path, about: dict[str, str]) -> None:
+def write(frame: pandas.DataFrame, path: Path, about: dict[str, str]) -> None:
     """Write one row group and one page per column: what is alike is then compressed together."""
     table = pyarrow.Table.from_pandas(frame, preserve_index=False)
     if "samples_ns" in frame:
@@ -132,7 +138,7 @@ def _write(frame: pandas.DataFrame, path: Path, about: dict[str, str]) -> None:
     )  # fmt: skip
 
 
-def _checksums(folder: Path) -> None:
+def checksums(folder: Path) -> None:
     paths = sorted(folder.glob("shards/*.parquet"))
     lines = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  shards/{p.name}" for p in paths]
     (folder / "SHA256SUMS").write_text("\n".join(lines) + "\n")

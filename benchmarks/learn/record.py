@@ -19,6 +19,7 @@ from sundog.dataset.hardware import hardware, versions
 from sundog.dataset.shards import load
 
 from .compile_ahead import Binary, Cell, cell_key
+from .kernels import SUBJECTS
 from .measure import Measured
 
 _CHUNK = 600  # texts of IR that are compressed together
@@ -168,9 +169,9 @@ def known_rows(folder: Path) -> set[str]:
 
 
 def known_cells(folder: Path, statuses: Collection[str] = ("ok",)) -> list[Cell]:
-    """Return the cells that a dataset's shards have, of rows that ended like this."""
+    """Return the cells that a dataset's shards have, of our kernels, that ended like this."""
     tasks = load(folder).tasks
-    chosen = tasks[tasks.status.isin(list(statuses))]
+    chosen = tasks[tasks.status.isin(list(statuses)) & tasks.kernel.isin(list(SUBJECTS))]
     rows = chosen[["kernel", "dtype", "shape", "config"]].to_dict("records")
     read = ({**row, **{n: json.loads(row[n]) for n in ("shape", "config")}} for row in rows)
     return [cell_of(row) for row in read]

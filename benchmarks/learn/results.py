@@ -30,7 +30,7 @@ from .evaluate import (
     score_of,
 )
 from .network import Settings
-from .train import TASK, data_hash, features_of, folds_of, networks_of, targets, usable
+from .train import TASK, collected, data_hash, features_of, folds_of, networks_of, targets, usable
 
 
 def show(name: str, splits: list[str], path: str, networks: Path | None) -> None:
@@ -167,7 +167,7 @@ def noise(data: KernelData) -> dict[str, Any]:
 
     Repeats of the same collection are seconds to minutes apart, those of another one hours.
     """
-    rows = data.rows[data.rows.status == "ok"]
+    rows = collected(data.rows[data.rows.status == "ok"])
     again = rows[~rows.control & (rows["repeat"] > 0)]
     first = rows[~rows.control & (rows["repeat"] == 0)]
     both = first.merge(again, on=[*TASK, "config"], suffixes=("", "_again"))

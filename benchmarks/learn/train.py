@@ -39,9 +39,14 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
+def collected(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Return the rows of the collector: those of Helion have no launch and no samples."""
+    return rows[rows.grid_x.notna()]
+
+
 def usable(data: KernelData) -> pandas.DataFrame:
     """Return the first measurements that have a time, of tasks with at least eight of them."""
-    rows = data.tasks
+    rows = collected(data.tasks)
     timed = rows[rows.status.isin(["ok", "slow"]) & rows.median_ns.notna()]
     return timed[timed.groupby(TASK).median_ns.transform("size") >= 8].reset_index(drop=True)
 

@@ -13,6 +13,7 @@ The files are Parquet, in shards that are written once: `shards/*.rows.parquet` 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import re
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .ir_graph import IrGraphRecord, to_networkx
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import pandas
 
 _SUMS = "SHA256SUMS"
+DEVICE_IR = "device_ir"  # the stage of Helion's graphs, whose text is the record itself
 # A hash of these columns decides, so that new rows move no old one; one in how many is a test.
 SPLITS = {
     "random": (("kernel", "shape", "dtype", "config"), 10),
@@ -64,13 +66,19 @@ class KernelData:
 
     def text(self, ir_id: str) -> str:
         if ir_id not in self._ir.index:
-            raise ValueError(f"IR {ir_id!r}: expected an id of the columns ttir and ttgir")
+            raise ValueError(
+                f"IR {ir_id!r}: expected an id of the columns ttir, ttgir and {DEVICE_IR}"
+            )
         return str(self._ir.loc[ir_id, "text"])
 
     def record(self, ir_id: str) -> IrGraphRecord:
+        """Return a module's graph; Helion's device IR is one already."""
         from .triton.ttir import extract_ttir_graph
 
-        return extract_ttir_graph(self.text(ir_id), kernel_name=str(self._ir.loc[ir_id, "kernel"]))
+        text = self.text(ir_id)
+        if self._ir.loc[ir_id, "stage"] == DEVICE_IR:
+            return cast(IrGraphRecord, json.loads(text))
+        return extract_ttir_graph(text, kernel_name=str(self._ir.loc[ir_id, "kernel"]))
 
     def graph(self, ir_id: str) -> networkx.MultiDiGraph:
         return to_networkx(self.record(ir_id))
@@ -78,10 +86,14 @@ class KernelData:
     @cached_property
     def vocabulary(self) -> dict[str, int]:
         """The number of each operation in the IR of this dataset, from 1."""
-        return vocabulary(self._ir.text)
+        return vocabulary(self._ir.text[self._ir.stage != DEVICE_IR])
 
     def arrays(self, ir_id: str) -> dict[str, numpy.ndarray]:
         """Return a graph as arrays: "node", "edge" and "edge_kind"."""
+        if self._ir.stage.get(ir_id) == DEVICE_IR:
+            raise ValueError(
+                f"{ir_id} is Helion's device IR, which has no arrays: use graph(ir_id)"
+            )
         return graph_arrays(self.record(ir_id), self.vocabulary)
 
     def to_pyg(self, ir_ids: Iterable[str]) -> list[Any]:
