@@ -16,13 +16,12 @@ from time import process_time
 
 from rich.progress import track
 
-from sundog.checker.axioms import Effect
-from sundog.checker.executions import executions
-from sundog.checker.litmus import Instruction, Litmus, Read, Registers, Thread, Update
-from sundog.checker.triton_litmus import TritonLitmus, as_threads, results_of
-
 from .litmus_kernels import Seen, observe
 from .litmus_programs import cycles, from_cycle, from_seed, small
+from .memory_model.axioms import Effect
+from .memory_model.executions import executions
+from .memory_model.litmus import Instruction, Litmus, Read, Registers, Thread, Update
+from .memory_model.triton_litmus import TritonLitmus, as_threads, results_of
 from .result_files import Figures
 
 BATCH = 25

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sundog.checker.triton_litmus import RESULTS, TritonLitmus, TritonOp
 from sundog.tools.check.schedules import check_once
+
+from .memory_model.triton_litmus import RESULTS, TritonLitmus, TritonOp
 
 RANKS = 2
 WORDS = 8  # of one litmus; a tile has two lanes

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from itertools import product
 from random import Random
 
-from sundog.checker.litmus import SCOPES
-from sundog.checker.triton_litmus import TritonLitmus, TritonOp, TritonProgram
+from .memory_model.litmus import SCOPES
+from .memory_model.triton_litmus import TritonLitmus, TritonOp, TritonProgram
 
 MOST_WRITES = 4  # to one word: the evaluator tries all their orders
 

@@ -19,7 +19,7 @@ from sundog.ops.op import FUNCTIONS, OPS, SHAPE
 BUDGETS = {
     "(top)": 1505,
     "backends": 3950,
-    "checker": 5155,
+    "checker": 3780,
     "collectives": 3795,
     "compat": 3000,
     "compiled": 1000,

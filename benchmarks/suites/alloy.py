@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from sundog.checker.executions import outcomes
-from sundog.checker.litmus import (
+from ..memory_model.executions import outcomes
+from ..memory_model.litmus import (
     Fence,
     Instruction,
     Jump,
@@ -22,7 +22,6 @@ from sundog.checker.litmus import (
     Thread,
     Write,
 )
-
 from .verdicts import Case
 
 EXPECTED = {"✓": "allowed", "𐄂": "forbidden"}

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sundog.checker.executions import outcomes
-from sundog.checker.progress import find_stuck
-
+from ..memory_model.executions import outcomes
+from ..memory_model.progress import find_stuck
 from .litmus_files import read_litmus
 from .progress_kernels import check_litmus
 from .verdicts import Case

@@ -1,4 +1,4 @@
-"""Read litmus tests written in PTX or Vulkan into `sundog.checker.litmus` programs.
+"""Read litmus tests written in PTX or Vulkan into `memory_model.litmus` programs.
 
 A test has a header, initial values in braces, a table with one column per thread and a condition
 on how it ends. The grammar is that of the files; the code is ours. The instructions are read by
@@ -11,9 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from sundog.checker.executions import Ending
-from sundog.checker.litmus import Instruction, Litmus, Set, Thread
-
+from ..memory_model.executions import Ending
+from ..memory_model.litmus import Instruction, Litmus, Set, Thread
 from .ptx_words import ptx_instruction, ptx_place
 from .vulkan_words import Vulkan
 

@@ -10,10 +10,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from sundog.checker.litmus import Instruction, Jump, Litmus, Read, Set, Thread, Update, Write
 from sundog.tools.check.schedules import Report, check
 
 from ..litmus_kernels import load_main
+from ..memory_model.litmus import Instruction, Jump, Litmus, Read, Set, Thread, Update, Write
 
 HEAD = (
     "import torch\nimport triton\nimport triton.language as tl\n\n\n@triton.jit\ndef kernel(m):\n"

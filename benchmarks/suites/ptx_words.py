@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sundog.checker.litmus import (
+from ..memory_model.litmus import (
     Barrier,
     Fence,
     Instruction,

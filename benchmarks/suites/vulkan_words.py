@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import re
 
-from sundog.checker.litmus import Barrier, Fence, Instruction, Place, Read, Set, Update, Write
-
+from ..memory_model.litmus import Barrier, Fence, Instruction, Place, Read, Set, Update, Write
 from .ptx_words import JUMPS, jump, operand, words_of
 
 SCOPES = {"wg": "cta", "qf": "gpu", "dv": "sys"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from benchmarks.litmus_agreement import Counts, allowed, compare, figures, programs
 from benchmarks.litmus_kernels import Seen, observe, source
 from benchmarks.litmus_programs import cycles
-from sundog.checker.triton_litmus import TritonLitmus, TritonOp, TritonProgram
+from benchmarks.memory_model.triton_litmus import TritonLitmus, TritonOp, TritonProgram
 
 TILE, BARRIER = TritonOp("store", 0, 1, tile=True), TritonOp("barrier")
 LOAD = TritonOp("load", 0, tile=True)

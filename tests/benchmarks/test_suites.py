@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
+from benchmarks.memory_model.executions import outcomes
 from benchmarks.suites import alloy, dat3m, gsan
 from benchmarks.suites.litmus_files import read_litmus
 from benchmarks.suites.verdicts import Case, judge
-from sundog.checker.executions import outcomes
 
 MESSAGE = """PTX message
 "a flag and a word"

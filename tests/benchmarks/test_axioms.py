@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from sundog.checker.axioms import (
+from benchmarks.memory_model.axioms import (
     Execution,
     atomicity,
     causality,
@@ -17,8 +17,8 @@ from sundog.checker.axioms import (
     no_thin_air,
     sc_per_location,
 )
-from sundog.checker.executions import Ending, candidates, executions, outcomes
-from sundog.checker.litmus import (
+from benchmarks.memory_model.executions import Ending, candidates, executions, outcomes
+from benchmarks.memory_model.litmus import (
     SCOPES,
     Barrier,
     Fence,
@@ -33,7 +33,7 @@ from sundog.checker.litmus import (
     Update,
     Write,
 )
-from sundog.checker.relations import Relation
+from benchmarks.memory_model.relations import Relation
 
 # A shape's access: "Wx1" writes 1 to x; "Rx0" reads x and must see 0 for the outcome asked about.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sundog.checker.litmus import Barrier, Jump, Litmus, Place, Read, Thread, Update, Write
-from sundog.checker.progress import MODELS, Stuck, find_stuck
+from benchmarks.memory_model.litmus import Barrier, Jump, Litmus, Place, Read, Thread, Update, Write
+from benchmarks.memory_model.progress import MODELS, Stuck, find_stuck
 
 WAIT = (Read("seen", "f", "relaxed", "gpu"), Jump(0, "seen", "eq", 0))
 SIGNAL = (Write("f", 1, "relaxed", "gpu"),)
