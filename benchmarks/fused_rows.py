@@ -17,7 +17,8 @@ import torch
 from sundog import target
 from sundog.ops.load import changed, find, parse
 from sundog.ops.select import choose
-from sundog.tools.bench.run import BenchOptions, Row, bench
+from sundog.tools._options import BenchOptions
+from sundog.tools.bench.run import Row, bench
 from sundog.tools.presets import MODELS, preset
 
 from .result_files import Figures

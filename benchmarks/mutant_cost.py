@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import track
 
 from sundog.ops.op import OPS
-from sundog.tools.check.check_command import CheckOptions, run
+from sundog.tools._options import CheckOptions
+from sundog.tools.check.check_command import run
 
 from .result_files import Figures
 

@@ -185,9 +185,7 @@ def goals(house: House) -> str:
     import prose
 
     modules = house.modules.values()
-    single = [
-        n for n, by in house.one_importer.items() if by not in ("sundog.cli", "sundog.__main__")
-    ]
+    single = without_commands(house)
     first, _, third = map(len, call_path.files_of_a_call())
     names = f"{len(house.colliding_stems)} / {len(house.colliding_classes)}"
     phrases = [line for path in prose.files(prose.IN_SCOPE) for line in prose.matches(path)]
@@ -203,6 +201,16 @@ def goals(house: House) -> str:
     ]
     lines = [f"| {what} | {now} | {goal} |" for what, now, goal in rows]
     return "\n".join(["| | now | goal |", "|---|--:|--:|", *lines])
+
+
+def without_commands(house: House) -> dict[str, str]:
+    """Return `one_importer` without the commands, which a table in cli.py names."""
+    from sundog.cli import COMMANDS
+
+    commands = {f"{PACKAGE}.tools.{home}" for _, home in COMMANDS.values()}
+    entries = (f"{PACKAGE}.cli", f"{PACKAGE}.__main__")
+    single = house.one_importer.items()
+    return {name: by for name, by in single if by not in entries and name not in commands}
 
 
 def added_since(revision: str) -> set[Path]:

@@ -20,12 +20,12 @@ from .device import context, memory, signal
 from .errors import Deadlock
 from .report.page import check_assets, write_report
 from .report.sections import read_sections, section
-from .tools.check.check_command import CheckOptions
+from .tools._options import CheckOptions, TraceOptions
 from .tools.check.mutation import Verdicts
 from .tools.check.schedules import Report, check_once
 from .tools.check.space_time import content_of
 from .tools.trace.timeline import write
-from .tools.trace.trace_command import TraceOptions, trace_op
+from .tools.trace.trace_command import trace_op
 from .world.world import World
 
 RANKS, NUMEL = 8, 1000
@@ -121,7 +121,7 @@ def _write_page(report: Report) -> str:
     race = content_of(options, [(racy, report)], ([], Verdicts()), "")
     with tempfile.TemporaryDirectory() as folder:
         trace = os.path.join(folder, "all_gather.json")
-        write(trace_op(TraceOptions("all_gather", world=4, backend="sim")), trace)
+        write(trace_op(TraceOptions("all_gather", world=4, backend="sim", out=trace)), trace)
         write_report(PAGE, [section(race, "demo"), *read_sections(trace)])
     return f"{os.path.abspath(PAGE)} opens in any browser"
 

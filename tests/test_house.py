@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
-from house import House, account
+from house import House, account, without_commands
 
 from sundog.checker.rules import WATCHING
 from sundog.ops.op import FUNCTIONS, OPS, SHAPE
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1505,
+    "(top)": 1185,
     "backends": 3950,
     "checker": 3780,
     "collectives": 3795,
@@ -36,13 +36,13 @@ BUDGETS = {
     "ops": 1955,
     "predict": 1440,
     "report": 540,
-    "tools": 2785,
-    "tools/bench": 955,
-    "tools/check": 1515,
-    "tools/predict": 895,
-    "tools/probe": 845,
-    "tools/trace": 630,
-    "tools/tune": 2660,
+    "tools": 3080,
+    "tools/bench": 935,
+    "tools/check": 1490,
+    "tools/predict": 860,
+    "tools/probe": 835,
+    "tools/trace": 610,
+    "tools/tune": 2645,
     "torch": 2400,
     "world": 1555,
 }
@@ -105,9 +105,7 @@ def test_names_are_unique(house: House) -> None:
 def test_few_modules_have_one_importer(house: House) -> None:
     """What a table names is not counted: commands in cli.py, algorithms in OPS, rules."""
     named = {*OPS.values(), *FUNCTIONS.values(), *(f"sundog.checker.{rule}" for rule in WATCHING)}
-    entries = ("sundog.cli", "sundog.__main__")
-    single = {name: by for name, by in house.one_importer.items() if by not in entries}
-    found = {name: by for name, by in single.items() if name not in named}
+    found = {name: by for name, by in without_commands(house).items() if name not in named}
     assert len(found) <= ONE_IMPORTER, found
 
 

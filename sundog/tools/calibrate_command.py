@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,16 +20,9 @@ from ..ops.select import Entry
 from ..predict.expected import calibrated_path
 from ..predict.expected import time as expected
 from ._console import FINE, check_writable, command, ensure_compiler_cache, note, write_json
+from ._options import BenchOptions, CalibrateOptions
 from .bench.limits import Rates, measure_pairs
-from .bench.run import BenchOptions, bench
-
-
-@dataclass(frozen=True)
-class CalibrateOptions:
-    world: int = 8
-    backend: str = "virtual"
-    clock: str = ""  # a machine whose model serves as the clock; nothing is measured
-    out: str = ""
+from .bench.run import bench
 
 
 @command("calibrate")
@@ -135,7 +127,12 @@ def measured(world: int, backend: str) -> tuple[list[Sample], Rates]:
     rates = None
     for op, axes in AXES:
         given = BenchOptions(
-            op, ("dtype=bfloat16", *axes), world, backend, baselines=("none",), samples=_SAMPLES
+            op,
+            ["dtype=bfloat16", *axes],
+            world=world,
+            backend=backend,
+            baselines=["none"],
+            samples=_SAMPLES,
         )
         rows, rates = bench(given)
         timed = [row for row in rows if row.entry is not None and row.times is not None]

@@ -40,19 +40,9 @@ from ._console import (
     write_results,
 )
 from ._launches import check_target, record
+from ._options import IsaOptions
 from ._primitives import PRIMITIVES
 from ._subject import function_of, resolve, room
-
-
-@dataclass(frozen=True)
-class IsaOptions:
-    op: str  # "" inspects all ops
-    target: str  # architectures, with commas
-    config: str = ""
-    problem: str = ""
-    world: int = 8
-    json: str = ""
-    html: str = ""
 
 
 @command("isa")

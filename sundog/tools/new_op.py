@@ -8,6 +8,8 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from ._options import NewOpOptions
+
 TEMPLATE = Path(__file__).parent / "op_template.py"
 _OPS = [str(TEMPLATE.parents[1] / folder) for folder in ("collectives", "fused")]
 _NAME = "my_op"  # what the template calls itself
@@ -17,12 +19,12 @@ _NEXT = (
 )  # fmt: skip
 
 
-def run(name: str, folder: str) -> int:
+def run(options: NewOpOptions) -> int:
     """Write the op and print what to do with it."""
-    path = write(name, folder)
+    path = write(options.name, options.folder)
     print(f"{path} sums a tensor over all ranks. Change it to what you need, then run")
-    for command, options in _NEXT:
-        print(f"  sundog {command} {path}{options}")
+    for command, more in _NEXT:
+        print(f"  sundog {command} {path}{more}")
     return 0
 
 

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from ..report.page import check_assets, read_report, write_comparison, write_report
 from ..report.sections import Section, read_sections
 from ._console import FINE, check_writable, command, note
+from ._options import ReportOptions
 
 _LARGE = 5 << 20  # bytes: a page that some will not open
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    files: tuple[str, ...]
-    out: str  # "": report.html, or comparison.html
-    compare: bool = False
 
 
 @command("report")
 def run(options: ReportOptions) -> int:
     check_assets()
+    files = options.files or []
     out = options.out or ("comparison.html" if options.compare else "report.html")
     check_writable(out)
     if options.compare:
-        if len(options.files) != 2:
-            raise ValueError(
-                f"--compare takes two reports, old.html new.html; {len(options.files)} given"
-            )
-        write_comparison(out, *options.files)
-    elif not options.files:
+        if len(files) != 2:
+            raise ValueError(f"--compare takes two reports, old.html new.html; {len(files)} given")
+        write_comparison(out, *files)
+    elif not files:
         raise ValueError("name at least one file: sundog report -o report.html found.json")
     else:
-        write_report(out, [part for path in options.files for part in _parts(path)])
+        write_report(out, [part for path in files for part in _parts(path)])
     size = os.path.getsize(out) if os.path.isfile(out) else 0
     note(f"{out}: {size / 1e6:.1f} MB, opens in a browser without a network")
     if size > _LARGE:

@@ -10,8 +10,8 @@ import pytest
 
 from sundog.checker.portability import VOLATILE_FLAG
 from sundog.checker.races import PLAIN_FLAG, RELAXED_ACQUIRE
-from sundog.tools.check.check_command import CheckOptions
-from sundog.tools.check.corpus import run_corpus
+from sundog.tools._options import CheckOptions
+from sundog.tools.check.check_command import run_corpus
 from sundog.tools.check.schedules import Report, check, check_once, tokens
 
 from . import PAIRS, Pair

@@ -28,10 +28,11 @@ from .._console import (
     write_json,
     write_results,
 )
+from .._options import BenchOptions
 from ..presets import preset, suite
 from ..timing import machine, times_json
 from .limits import Rates
-from .run import BenchOptions, Row, bench
+from .run import Row, bench
 
 
 @command("bench")
@@ -62,7 +63,7 @@ def _run_suite(options: BenchOptions) -> int:
         raise ValueError(f"{', '.join(asked)}: a suite has several ops; it takes --json")
     parts, wrong = [], False
     for op, axes, named in suite(options.suite, options.world):
-        both = (*axes, *options.axes)
+        both = [*axes, *(options.axes or ())]
         each = dataclasses.replace(options, op=op, axes=both, preset=named, suite="")
         rows, rates = bench(each)
         print_rows(rows, _measured_ranks(each))

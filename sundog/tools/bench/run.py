@@ -31,6 +31,7 @@ from ...ops.select import Entry, config_for, stored
 from ...predict.expected import expected_times, hardware_for
 from ...world.world import World
 from .._console import progress
+from .._options import BenchOptions
 from .._subject import Algorithm, algorithms_of, expected_here, normal_inputs, output
 from ..baselines import BASELINES, GEMM_ALONE, OVER_LINK, chosen
 from ..nccl import Baseline, channel_axis, with_channels
@@ -40,29 +41,6 @@ from . import limits
 
 _MOST_SETS = 8
 _SAMPLE_SECONDS = 5e-3  # for large problems fewer calls are a sample
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """What is timed, and the files that the result goes to; "" writes none."""
-
-    op: str
-    axes: Sequence[str] = ()
-    world: int = 8
-    backend: str = "virtual"
-    link: str = ""
-    baselines: Sequence[str] = ()  # names; without one, all
-    samples: int = 30
-    csv: str = ""
-    json: str = ""
-    plot: str = ""
-    entries: str = ""
-    html: str = ""
-    bars: str = ""  # measured beside expected times
-    warmup: int = 2  # samples before those that are reported
-    problems: Sequence[str] = ()  # fields to change, name=value,...; with `axes` too
-    preset: str = ""  # named shapes and a number of ranks, besides `problems`
-    suite: str = ""  # a suite of ops: the name after `bench suite`
 
 
 @dataclass(frozen=True)
@@ -130,18 +108,18 @@ def bench(options: BenchOptions) -> tuple[list[Row], limits.Rates]:
         raise ValueError(f"--backend {options.backend}: expected virtual or symm, to time a GPU")
     if options.world < 1 or options.samples < 1 or options.warmup < 0:
         raise ValueError("--world and --samples must be at least 1, and --warmup at least 0")
-    texts = list(options.problems)
+    texts = options.problems or []
     if options.preset:
         named, ranks = preset(options.preset, options.op)
         texts, options = [*texts, *named], dataclasses.replace(options, world=ranks)
     algorithms = algorithms_of(options.op)
-    axes, channels = channel_axis(options.axes)
+    axes, channels = channel_axis(options.axes or ())
     problems, choices = parse_axes(algorithms, axes, options.world)
     if texts:
         problems = [load.changed(p, load.parse(text)) for text in texts for p in problems]
     table = OVER_LINK if options.link else BASELINES
     there = with_channels(table.get(options.op.partition(".")[0], {}), channels)
-    compared = chosen(there, options.baselines)
+    compared = chosen(there, options.baselines or ())
     if not target.has_gpu():
         raise SundogError(
             "torch finds no GPU here. `sundog check` looks for errors on the CPU, "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, redirect_stdout, suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,6 +17,7 @@ from rich.table import Table
 from ...checker.failures import ERROR
 from ...compat import provide
 from ...compat.rank import as_rank
+from ...ops.load import load_package
 from ...world.world import World
 from .._console import (
     CANNOT,
@@ -24,51 +25,38 @@ from .._console import (
     FOUND,
     INTERRUPTED,
     check_results,
+    check_writable,
     command,
     progress,
+    write_json,
     write_results,
 )
-from .._pool import Failure, in_order
+from .._options import CheckOptions
+from .._pool import Failure, each_forked, in_order
 from .._subject import function_of, resolve
 from .exhaustive import check_all, small_calls
 from .mutation import Outcome, Verdicts, accepted_by, find_mutants, judge, mutate
-from .schedules import CANNOT_INTERPRET, Report, check_once, tokens
+from .schedules import CANNOT_INTERPRET, Report, check, check_once, tokens
 from .space_time import content_of
 
 _AT_ONCE = 16  # schedules
 
 
-@dataclass(frozen=True)
-class CheckOptions:
-    target: str
-    world: int
-    schedules: int
-    seed: int
-    schedule: str = ""
-    sms: int = 0
-    mutate: bool = False
-    strict: bool = False
-    torch: bool = False  # the target is a program for torchrun and CUDA
-    exhaustive: bool = False
-    seconds: float = 300.0  # for an exhaustive check
-    corpus: str = ""
-    json: str = ""
-    html: str = ""
-
-
 @command("check")
 def run(options: CheckOptions) -> int:
     """Exit with 1 if something was found, or a mutant survived that no ACCEPT lists."""
+    if options.corpus:
+        return run_corpus(options)
     _check_options(options)
     if options.torch:
         provide(options.target)  # what the program may import
-    function = function_of(options.target, options.world)
+    function = function_of(options.target, options.ranks)
     if options.torch:
         function = as_rank(function, [options.target.rpartition(":")[0]])
     accept = accepted_by(resolve(options.target).modules) if options.mutate else {}
     console = Console(emoji=False)
     if options.exhaustive:
-        found = small_calls(options.target, options.world) or {options.target: function}
+        found = small_calls(options.target, options.ranks) or {options.target: function}
         return _run_exhaustively(options, found, console)
     report = _check(options, function)
     whole = bool(options.schedule) or report.schedules == options.schedules
@@ -97,7 +85,7 @@ def _run_exhaustively(
     covered, checked, status = [], [], FINE
     for name, function in functions.items():
         with progress() as show, _quiet():  # a bar takes what is printed
-            given = function, options.world, options.sms, 0, options.seconds, options.strict
+            given = function, options.ranks, options.sms, 0, options.seconds, options.strict
             coverage = check_all(*given, partial(show, f"interleavings of {name}"))
         covered.append(f"{name}: {coverage}".split("\n")[0])
         checked.append((function, coverage.report))
@@ -109,7 +97,7 @@ def _run_exhaustively(
 
 
 def _check_options(options: CheckOptions) -> None:
-    if options.world < 1 or options.schedules < 1 or options.sms < 0:
+    if options.ranks < 1 or options.schedules < 1 or options.sms < 0:
         raise ValueError("--world and --schedules must be at least 1, and --sms not negative")
     if not options.target:
         raise ValueError("name an op, a module or a file: sundog check examples/ring.py")
@@ -120,7 +108,7 @@ def _check(options: CheckOptions, function: Callable[[World], Any]) -> Report:
     """Check all schedules, until Ctrl-C. What the function prints is shown for the first one."""
     if options.schedule:
         return check_once(
-            function, options.world, options.schedule, options.sms, strict=options.strict
+            function, options.ranks, options.schedule, options.sms, strict=options.strict
         )
     report = Report()
     with progress() as show, suppress(KeyboardInterrupt):
@@ -141,7 +129,7 @@ def _each_schedule(
 
     def run(token: str) -> Report:
         how = options.sms, 0, False, "", options.strict, report.zeros
-        return check_once(function, options.world, token, *how)
+        return check_once(function, options.ranks, token, *how)
 
     def run_elsewhere(number: int) -> Report:
         with _quiet():
@@ -168,8 +156,8 @@ def _mutate(
     outcomes: list[Outcome] = []
     with suppress(KeyboardInterrupt):
         with _quiet():
-            found, unchanged = find_mutants(function, options.world, options.sms)
-        given = options.world, found, options.schedules, options.seed, options.sms
+            found, unchanged = find_mutants(function, options.ranks, options.sms)
+        given = options.ranks, found, options.schedules, options.seed, options.sms
         results = unchanged.results
         with progress() as show, _quiet():  # a bar takes what is printed
             for outcome in mutate(function, *given, strict=strict, expected=results):
@@ -223,3 +211,115 @@ def _write(
             content = content_of(options, checked, mutants, coverage)
         indent = None if content["runs"] else 1
         write_results(content, options.target, options.json, options.html, indent)
+
+
+# --corpus: known wrong kernels, which must be found, and their twins, which are clean
+
+
+class PairRow(NamedTuple):
+    """The verdict on a pair."""
+
+    name: str
+    found: bool
+    clean: bool
+    needed: int  # schedules until the wrong one was found
+
+
+@command("check --corpus")
+def run_corpus(options: CheckOptions) -> int:
+    """Check all pairs, two jobs for each, and print a table of both."""
+    check_writable(options.json)
+    pairs = _load_pairs(options.corpus)
+    jobs = _jobs(pairs)
+    answers = _answer_all(list(jobs.values()), options)
+    told = dict(zip(jobs, answers, strict=True))
+    rows: dict[str, list[PairRow]] = {}
+    for pair in pairs:
+        found, needed = told["wrong", str(pair)]
+        clean, _ = told["fixed", _twin(pair)]
+        rows.setdefault(pair.family, []).append(PairRow(pair.name, found, clean, needed))
+    _print_pairs(rows)
+    if options.json:
+        text = [
+            {"family": family, "name": row.name, "found": row.found, "clean": row.clean}
+            for family, results in rows.items()
+            for row in results
+        ]
+        write_json(options.json, text, indent=1)
+    good = all(row.found and row.clean for results in rows.values() for row in results)
+    return FINE if good else FOUND
+
+
+Job = Callable[[CheckOptions], tuple[bool, int]]  # as it must be, and the schedules it took
+
+
+def _jobs(pairs: list[Any]) -> dict[tuple[str, Any], Job]:
+    """Return two jobs for each pair. A twin that several wrong kernels share is checked once."""
+    jobs: dict[tuple[str, Any], Job] = {}
+    for pair in pairs:
+        jobs["wrong", str(pair)] = partial(_search, pair)
+        jobs["fixed", _twin(pair)] = partial(_check_twin, pair)
+    return jobs
+
+
+def _twin(pair: Any) -> Any:
+    fixed = pair.fixed
+    function = (fixed.func, fixed.args) if isinstance(fixed, partial) else fixed
+    return function, pair.world_size, pair.num_sms
+
+
+def _answer_all(jobs: list[Job], options: CheckOptions) -> list[tuple[bool, int]]:
+    told: dict[int, tuple[bool, int]] = {}
+
+    def answer(number: int) -> tuple[bool, int]:
+        return jobs[number](options)
+
+    with progress() as show:
+        for number, reply in each_forked(answer, len(jobs)):
+            if isinstance(reply, Failure):
+                raise ValueError(f"job {number} of {options.corpus}: {reply.error}")
+            told[number] = reply
+            show("kernels", len(told), len(jobs), "")
+    return [told[number] for number in range(len(jobs))]
+
+
+def _search(pair: Any, options: CheckOptions) -> tuple[bool, int]:
+    """Check a wrong kernel until it shows what it must: a wrong result may come before the race."""
+    report = Report()
+    for token in tokens(options.schedules, options.seed, report, pair.num_sms):
+        report.merge(check_once(pair.wrong, pair.world_size, token, pair.num_sms))
+        if any(finding.kind == pair.kind for finding in report.findings):
+            return True, report.schedules
+    return False, report.schedules
+
+
+def _check_twin(pair: Any, options: CheckOptions) -> tuple[bool, int]:
+    report = check(
+        pair.fixed, pair.world_size, options.schedules, options.seed, pair.num_sms, stop_early=True
+    )
+    return not report.findings, report.schedules
+
+
+def _print_pairs(rows: dict[str, list[PairRow]]) -> None:
+    console = Console(emoji=False)
+    table = Table("family", "wrong found", "twin clean", "schedules needed")
+    for family, results in rows.items():
+        found = f"{sum(row.found for row in results)} / {len(results)}"
+        clean = f"{sum(row.clean for row in results)} / {len(results)}"
+        needed = max(row.needed for row in results)
+        table.add_row(escape(family), found, clean, str(needed))
+    console.print(table)
+    for family, results in rows.items():
+        for row in results:
+            if not (row.found and row.clean):
+                fault = "is not found" if not row.found else "has a twin that is not clean"
+                console.print(escape(f"{family}: {row.name} {fault}"), style="red", soft_wrap=True)
+
+
+def _load_pairs(folder: str) -> list[Any]:
+    if not os.path.exists(os.path.join(folder, "__init__.py")):
+        raise ValueError(f"{folder} has no __init__.py with a list PAIRS")
+    module = load_package(folder)
+    if not hasattr(module, "PAIRS"):
+        raise ValueError(f"{folder} has no list PAIRS")
+    return list(module.PAIRS)

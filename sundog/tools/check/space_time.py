@@ -37,7 +37,7 @@ from .mutation import Outcome, Verdicts
 from .schedules import Report
 
 if TYPE_CHECKING:
-    from .check_command import CheckOptions
+    from .._options import CheckOptions
 
 MOST_EVENTS = 20_000  # that a run keeps: the last ones
 _MOST_RUNS = 8
@@ -319,14 +319,14 @@ def content_of(
     remarks: list[dict[str, Any]] = []
     for fn, report in checked:
         found = [*report.findings, *report.remarks]
-        shown = record_runs(fn, options.world, found, options.sms)
+        shown = record_runs(fn, options.ranks, found, options.sms)
         findings += [_placed(finding, shown, len(runs)) for finding in report.findings]
         remarks += [_placed(finding, shown, len(runs)) for finding in report.remarks]
         runs += shown
     outcomes, verdicts = mutants
     return {
         "kind": "check", "schema_version": CHECK_SCHEMA_VERSION, "machine": machine(),
-        "target": options.target, "world": options.world, "coverage": coverage,
+        "target": options.target, "world": options.ranks, "coverage": coverage,
         "schedules": sum(report.schedules for _, report in checked), "asked": options.schedules,
         "findings": findings,
         "notes": list(dict.fromkeys(note for _, report in checked for note in report.notes)),

@@ -20,30 +20,8 @@ from ...predict.expected import MODELS, time
 from ...predict.parts import Ranks, Time
 from ...report.page import check_page, write_page
 from .._console import FINE, check_installed, check_writable, command, write_json
-from .simulated import SimulationOptions, check_reduction, report, told_fields
-
-
-@dataclass(frozen=True)
-class PredictOptions:
-    op: str
-    machine: str  # names or files, with commas
-    axis: str = ""
-    problem: str = ""
-    world: int = 8
-    late: float = 0.0  # us
-    compare: bool = False
-    json: str = ""
-    plot: str = ""
-    simulate: bool = False
-    sms: int = 0
-    data: bool | None = None
-    timeline: str = ""
-    html: str = ""
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether the target is simulated: a function has no model."""
-        return self.simulate or ":" in self.op or self.op.endswith(".py")
+from .._options import PredictOptions
+from .simulated import check_reduction, report, told_fields
 
 
 @command("predict")
@@ -58,8 +36,10 @@ def run(options: PredictOptions) -> int:
         raise ValueError(f"--sms must be at least 0 (all that a rank can have), got {options.sms}")
     if not options.machine:
         raise ValueError(f"--machine is missing: give one of {', '.join(known())}, or a file.json")
-    if options.is_simulated:
-        report(_simulation(options))
+    if _is_simulated(options):
+        if options.plot or options.compare or options.axis:
+            raise ValueError("--plot, --compare and --axis are for models, not for a simulation")
+        report(options)
         return FINE
     if options.timeline or options.sms or options.data is not None:
         raise ValueError("--timeline, --sms and --data are for a simulation: add --simulate")
@@ -85,13 +65,9 @@ def run(options: PredictOptions) -> int:
     return FINE
 
 
-def _simulation(options: PredictOptions) -> SimulationOptions:
-    if options.plot or options.compare or options.axis:
-        raise ValueError("--plot, --compare and --axis are for models, not for a simulation")
-    return SimulationOptions(
-        options.op, options.machine, options.problem, options.world, options.late, options.sms,
-        options.data, options.json, options.timeline,
-    )  # fmt: skip
+def _is_simulated(options: PredictOptions) -> bool:
+    """Return whether the target is simulated: a function has no model."""
+    return options.simulate or ":" in options.op or options.op.endswith(".py")
 
 
 def _table(asked: Asked, found: Sequence[Point]) -> Table:

@@ -28,6 +28,7 @@ from ...predict.clock import BOUNDS, Track
 from ...predict.parts import Ranks
 from ...world.world import World
 from .._console import write_json
+from .._options import PredictOptions
 from .._subject import function_of, resolve, room
 from .timed_machine import TimedMachine
 
@@ -185,20 +186,7 @@ _MICRO = 1e6
 _STEPS = 24  # of the critical path, the longest ones
 
 
-@dataclass(frozen=True)
-class SimulationOptions:
-    target: str
-    machine: str  # names or files, with commas
-    problem: str = ""
-    world: int = 8
-    late: float = 0.0  # us, of the last rank
-    sms: int = 0
-    data: bool | None = None  # default: for a function, which may check its results
-    json: str = ""
-    timeline: str = ""
-
-
-def report(options: SimulationOptions) -> None:
+def report(options: PredictOptions) -> None:
     """Simulate on each machine, print tables, write files."""
     console, rows = Console(emoji=False), []
     subjects = _subjects(options)
@@ -218,7 +206,7 @@ def report(options: SimulationOptions) -> None:
         write_json(options.json, rows)
 
 
-def _subjects(options: SimulationOptions) -> list[tuple[str, str, Simulation]]:
+def _subjects(options: PredictOptions) -> list[tuple[str, str, Simulation]]:
     """Return what to simulate on each machine: the target's name, the machine's, and how."""
     found = []
     for name in options.machine.split(","):
@@ -237,8 +225,8 @@ def _subjects(options: SimulationOptions) -> list[tuple[str, str, Simulation]]:
     return found
 
 
-def _with_data(options: SimulationOptions) -> bool:
-    return not resolve(options.target).algorithms if options.data is None else options.data
+def _with_data(options: PredictOptions) -> bool:
+    return not resolve(options.op).algorithms if options.data is None else options.data
 
 
 def check_reduction(op: str, problem: Any) -> None:
@@ -259,11 +247,11 @@ def told_fields(first: Any, text: str) -> dict[str, Any]:
     return fields
 
 
-def _functions(options: SimulationOptions, num_sms: int) -> dict[str, Callable[[World], Any]]:
+def _functions(options: PredictOptions, num_sms: int) -> dict[str, Callable[[World], Any]]:
     """Return a function itself, or a call of each algorithm of an op with its default config."""
-    resolved = resolve(options.target)
+    resolved = resolve(options.op)
     if not resolved.algorithms:
-        return {options.target: function_of(options.target, options.world)}
+        return {options.op: function_of(options.op, options.world)}
     found: dict[str, Callable[[World], Any]] = {}
     for algorithm in resolved.algorithms:
         first = algorithm.module.cases(options.world)[0]
@@ -273,11 +261,11 @@ def _functions(options: SimulationOptions, num_sms: int) -> dict[str, Callable[[
         if algorithm.module.valid(problem, config) is None:
             found[f"{algorithm.name} {problem}"] = call_of(algorithm.module, problem, config)
     if not found:
-        raise ValueError(f"{options.target}: no algorithm takes {options.problem!r}")
+        raise ValueError(f"{options.op}: no algorithm takes {options.problem!r}")
     return found
 
 
-def _print(console: Console, title: str, made: Simulated, options: SimulationOptions) -> None:
+def _print(console: Console, title: str, made: Simulated, options: PredictOptions) -> None:
     how = "with" if _with_data(options) else "without"
     console.print(
         escape(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -33,6 +33,7 @@ from .._console import (
     progress,
     write_results,
 )
+from .._options import ProbeOptions
 from .._pool import Failure, Worker, run_all, serve
 from .._primitives import PRIMITIVES
 from .._subject import Resolved, expected, output, resolve
@@ -43,18 +44,6 @@ from .probe import CAPTURABLE, ERROR, Cell, ProbeRow, defaults, probe_subject
 
 _WIDTH = 132  # of the table in a file
 _LIMIT = 600.0  # seconds for a row
-
-
-@dataclass(frozen=True)
-class ProbeOptions:
-    targets: tuple[str, ...]
-    world: int
-    backend: str
-    replays: int
-    seed: int
-    details: bool
-    json: str
-    html: str = ""
 
 
 @command("probe")
@@ -81,7 +70,7 @@ def _checked_names(options: ProbeOptions) -> list[str]:
         raise ValueError("--world must be at least 1, and --replays not negative")
     check_results(options.json, html=options.html)
     _check_backend(options.backend)
-    targets = list(options.targets) or all_names(options.backend, options.world)
+    targets = options.targets or all_names(options.backend, options.world)
     names = [row for target in targets for row in rows(target)]
     for name in names:
         next(iter(subjects(name, options.world)))

@@ -25,27 +25,11 @@ from .._console import (
     ensure_compiler_cache,
     write_json,
 )
+from .._options import TraceOptions
 from .._subject import Algorithm, algorithms_of, problem_of, room
 from ..timing import machine
 from .record import Raw, record_call
 from .timeline import Timeline, draw, summarise, write
-
-
-@dataclass(frozen=True)
-class TraceOptions:
-    """What is traced, where, and the files that the result goes to; "" writes none."""
-
-    op: str
-    problem: str = ""
-    world: int = 8
-    backend: str = ""
-    link: str = ""
-    out: str = ""
-    plot: str = ""
-    json: str = ""
-    html: str = ""
-    programs: int = 256  # of a rank, that have room for events
-    events: int = 1024  # of a program, that have room
 
 
 @dataclass(frozen=True)

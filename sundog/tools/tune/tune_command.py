@@ -2,52 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...report.page import check_page, write_report
 from ...report.sections import read_sections
 from .._console import FINE, FOUND, check_writable, command, ensure_compiler_cache, progress
+from .._options import TuneOptions
 from ..presets import preset
 from .cache import promote
 from .space import fields_text
 from .tune import Tuned, TunePlace, default_log, tune
 
 
-@dataclass(frozen=True)
-class TuneOptions:
-    op: str
-    problems: Sequence[str]
-    world: int
-    budget: int
-    search: str
-    log: str
-    seed: int
-    resume: bool
-    targets: Sequence[str]  # to compile for; none: time on this machine's GPU
-    place: TunePlace
-    farm: str = ""  # address of a Ray cluster
-    html: str = ""
-    preset: str = ""  # named shapes, besides `problems`, and the number of ranks
-
-
 @command("tune")
 def run(options: TuneOptions) -> int:
     """Exit with 1 if every config failed."""
+    targets = [name for name in options.target.split(",") if name]
+    if options.promote:
+        return run_promote(targets)
     if not options.op:
         raise ValueError("missing OP, for example: sundog tune all_gather")
     check_writable(options.html)
     check_page(options.html)
     if options.preset:
         more, ranks = preset(options.preset, options.op)
-        options = replace(options, problems=[*options.problems, *more], world=ranks)
+        options = replace(options, problems=[*(options.problems or ()), *more], world=ranks)
     ensure_compiler_cache()
     try:
         with progress() as show:
             done = tune(
-                options.op, list(options.problems), world=options.world, budget=options.budget,
+                options.op, options.problems or [], world=options.world, budget=options.budget,
                 search=options.search, log=options.log, seed=options.seed, resume=options.resume,
-                targets=options.targets, place=options.place, farm=options.farm, progress=show,
+                targets=(targets or ["sm_90", "gfx942"]) if options.compile_only else [],
+                place=TunePlace(options.backend, options.link), farm=options.farm, progress=show,
             )  # fmt: skip
     except KeyboardInterrupt:
         text = "interrupted. What was measured is kept; the same command with --resume goes on."

@@ -17,10 +17,11 @@ from sundog.cli import app
 from sundog.ops.load import changed, find
 from sundog.ops.op import OPS, Cost
 from sundog.tools import nccl, presets
+from sundog.tools._options import BenchOptions
 from sundog.tools._subject import expected, room
 from sundog.tools.baselines import BASELINES
 from sundog.tools.bench import bench_command
-from sundog.tools.bench.run import BenchOptions, Row
+from sundog.tools.bench.run import Row
 
 pytestmark = pytest.mark.sim_only
 

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 
 import sundog
+from sundog.tools._options import CheckOptions
 from sundog.tools.check import check_command
-from sundog.tools.check.check_command import CheckOptions
 from sundog.tools.check.exhaustive import Touched, check_all, small_calls
 from sundog.tools.check.schedules import check, check_once
 

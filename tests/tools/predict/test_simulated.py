@@ -25,7 +25,8 @@ from sundog.hardware.description import Hardware, read
 from sundog.ops import load
 from sundog.ops.load import changed
 from sundog.predict.expected import time
-from sundog.tools.predict.predict_command import PredictOptions, run
+from sundog.tools._options import PredictOptions
+from sundog.tools.predict.predict_command import run
 from sundog.tools.predict.simulated import Simulated, Simulation, call_of, simulated
 from sundog.world.world import World
 

@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from sundog.cli import app
 from sundog.device import trace as points
+from sundog.tools._options import TraceOptions
 from sundog.tools.trace.record import Raw
 from sundog.tools.trace.timeline import Timeline, summarise, write
-from sundog.tools.trace.trace_command import TraceOptions, trace_op
+from sundog.tools.trace.trace_command import trace_op
 
 from . import late_op
 
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.sim_only, pytest.mark.compat]
 
 @pytest.fixture(scope="module")
 def timeline() -> Timeline:
-    return trace_op(TraceOptions(LATE, world=4, backend="sim"))
+    return trace_op(TraceOptions(LATE, world=4, backend="sim", out=""))
 
 
 def kinds(timeline: Timeline, name: str) -> np.ndarray:
@@ -113,7 +114,7 @@ def test_file_nests_and_every_arrow_has_two_ends(timeline: Timeline, tmp_path: P
 
 def test_clocks_of_processes_are_aligned() -> None:
     """Each process counts its own accesses, from 0: the late one's clock runs far ahead."""
-    made = trace_op(TraceOptions(LATE, world=2, backend="shm"))
+    made = trace_op(TraceOptions(LATE, world=2, backend="shm", out=""))
     assert "shifted" in made.clock
     waits = kinds(made, "wait")
     assert len(waits) == 2 * 2 * 3
@@ -121,10 +122,10 @@ def test_clocks_of_processes_are_aligned() -> None:
 
 
 def test_full_buffer_counts_what_it_drops(timeline: Timeline) -> None:
-    small = trace_op(TraceOptions(LATE, world=4, backend="sim", events=5))
+    small = trace_op(TraceOptions(LATE, world=4, backend="sim", events=5, out=""))
     per_program = 2 * 3 * 3 + 3 + 2  # three kinds of spans and the signals, three rounds, a barrier
     assert small.dropped == 4 * 2 * (per_program - 5)
-    few = trace_op(TraceOptions(LATE, world=4, backend="sim", programs=1))
+    few = trace_op(TraceOptions(LATE, world=4, backend="sim", programs=1, out=""))
     assert few.dropped == 4 * per_program
     assert set(few.spans["program"].tolist()) == {0}
 
