@@ -18,9 +18,7 @@ from .shadow import State
 from .signals import ACQUIRES, RELEASES
 from .words import Message
 
-BAD_ACCESS = Rule(
-    "bad access", "", "an access outside a live allocation, or to freed memory"
-)  # fmt: skip
+BAD_ACCESS = Rule("bad access", "", "an access outside a live allocation, or to freed memory")
 FREED_IN_USE = Rule(
     "bad access",
     "freed while a stream uses it",

@@ -25,7 +25,7 @@ from .shadow import (
     distinct,
     each_place,
     made_now,
-)  # fmt: skip
+)
 
 Meet = Callable[[Encounter, Iterable], None]  # lets these rules look at an encounter
 

@@ -232,9 +232,7 @@ def _heard_through(actor: Any, other: Any) -> tuple[Heard | None, Any]:
     return chain[0] if len(chain) > 2 else (None, actor)
 
 
-def _boundary(
-    here: Encounter, old: PastAccess, heard: Heard | None, learner: Any
-) -> Heard | None:  # fmt: skip
+def _boundary(here: Encounter, old: PastAccess, heard: Heard | None, learner: Any) -> Heard | None:
     """Find a signal of a later kernel that was waited for, and whose semantics alone are too weak.
 
     It counts whatever else the program that made the access has signalled.

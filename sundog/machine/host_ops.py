@@ -124,9 +124,7 @@ class HostFunctions(TorchFunctionMode):
             self._tell(self.machine.checker, host, name, args, kwargs or {})
         return result
 
-    def _tell(
-        self, checker: Observer, host: Host, name: str, args: tuple, kwargs: dict
-    ) -> None:  # fmt: skip
+    def _tell(self, checker: Observer, host: Host, name: str, args: tuple, kwargs: dict) -> None:
         if name in _READS:
             read = Accessed(reads=[a for a in args if isinstance(a, torch.Tensor)])
             _tell_host(checker, host, read)

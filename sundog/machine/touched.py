@@ -146,7 +146,7 @@ def _is_own(value: Any) -> bool:
 
 def _touch(
     tensor: torch.Tensor, storage: torch.UntypedStorage, only: np.ndarray | None = None
-) -> Touch:  # fmt: skip
+) -> Touch:
     """Say what an operation touched of a tensor: one large element if it has no gaps."""
     start, itemsize = storage.data_ptr(), tensor.element_size()
     region = Region(start, start + storage.nbytes(), "tensor", -1, itemsize, is_heap=False)
