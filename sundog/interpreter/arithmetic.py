@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton.language as tl
@@ -34,7 +34,9 @@ from .numerics import (
     toward_zero,
     widen,
 )
-from .running import RunningMachine
+
+if TYPE_CHECKING:
+    from ..machine.machine import Machine
 
 _COMPARISONS = {
     np.less: "<",
@@ -52,7 +54,7 @@ def _constant(dtype: tl.dtype) -> Callable[[Any, Any], Value]:
 
 
 class Arithmetic(InterpreterBuilder):
-    machine: RunningMachine  # set while programs run
+    machine: Machine  # set while programs run
 
     # constants
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import ast
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton.language as tl
 
 from ..errors import CannotInterpret
 from .numerics import Tile, Value, poison_like
-from .running import RunningProgram
+
+if TYPE_CHECKING:
+    from ..machine.tasks import Program
 
 
 class Branch:
@@ -44,7 +46,7 @@ TAKEN, NOT_TAKEN = Branch(True), Branch(False)
 class SomeThreads(Branch):
     """A body that runs for some threads of a program, which are its mask inside."""
 
-    def __init__(self, program: RunningProgram, holds: np.ndarray) -> None:
+    def __init__(self, program: Program, holds: np.ndarray) -> None:
         self._program, self._before = program, program.mask
         mask = holds if self._before is None else self._before & holds
         self._mask = None if mask.all() and self._before is None else mask

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorDescHandle
 
 from .numerics import Tile, Value, np_dtype, scalar
-from .running import RunningMachine
+
+if TYPE_CHECKING:
+    from ..machine.machine import Machine
 
 _FEWEST = 4  # turns: a trial costs as much as a turn
 
@@ -81,7 +83,7 @@ class _Trial:
 
     dry = True
 
-    def __init__(self, machine: RunningMachine) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.num_sms = machine.num_sms
         self._noted: list[Callable[[int], list[tuple]]] = []

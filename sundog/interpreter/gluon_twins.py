@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.runtime.jit import JITFunction
 
 from ..errors import CannotInterpret
-from .running import RunningLaunch
+
+if TYPE_CHECKING:
+    from ..machine.tasks import Launch
 
 # These have the same meaning in both languages. Some are not in every version of Triton.
 _SAME = frozenset([
@@ -89,8 +91,8 @@ class Gluon:
         return tl.constexpr(1)
 
     @property
-    def _launch(self) -> RunningLaunch:
-        launch: RunningLaunch = self._builder.machine.program.launch
+    def _launch(self) -> Launch:
+        launch: Launch = self._builder.machine.program.launch
         return launch
 
     def _laid_out(self, value: Any, layout: Any) -> Any:
@@ -155,7 +157,7 @@ def _is_from(home: str, thing: Any) -> bool:
     return str(module).startswith(home)
 
 
-def _check(layout: Any, rank: int, launch: RunningLaunch) -> str | None:
+def _check(layout: Any, rank: int, launch: Launch) -> str | None:
     """Return why the compiler would refuse a layout, or None."""
     if isinstance(layout, gl.AutoLayout | gl.CoalescedLayout):
         return None  # found by the compiler

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from .polling import (
     differs,
@@ -26,7 +25,7 @@ from .polling import (
     state_of,
 )
 from .regions import Region
-from .tasks import Launch, Poll, Program, Stream
+from .tasks import Poll
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -48,97 +47,6 @@ class Touch(NamedTuple):
     first: int = 0  # the first one's place in the tile: a mask may leave out some before it
 
 
-class StreamOrder(Protocol):
-    """What an observer records of streams and hosts. A clock is what one of them knows."""
-
-    def host(self, rank: int) -> dict[int, int]:
-        """Return what the host of a rank knows now."""
-
-    def synchronize(self, rank: int, streams: list[Stream]) -> None:
-        """Note that the host has waited for all work on these streams."""
-
-    def record(self, stream: Stream, known: dict[int, int]) -> dict[int, int]:
-        """Return the clock of an event that is recorded on the stream now."""
-
-    def learn(self, stream: Stream, known: dict[int, int]) -> None:
-        """Order what `known` covers before what follows on the stream."""
-
-
-class Observer(Protocol):
-    """Sees everything that orders or touches memory, in the machine's order."""
-
-    @property
-    def streams(self) -> StreamOrder: ...
-
-    def start(self, program: Program, stream: Stream) -> None: ...
-
-    def end(self, launch: Launch, stream: Stream) -> None: ...
-
-    def world_barrier(self, streams: list[Stream]) -> None: ...
-
-    def cta_barrier(self, program: Program) -> None: ...
-
-    def fence(self, program: Program, sem: str, scope: str, everyone: bool) -> None:
-        """Note a fence of this program, by all its threads or by some."""
-
-    def proxy_fence(self, program: Program) -> None: ...
-
-    @property
-    def deputies(self) -> Any: ...
-
-    def grid_wait(self, program: Program) -> None: ...
-
-    def load(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None: ...
-
-    def store(self, program: Program, touch: Touch, tensor: bool, proxy: bool) -> None: ...
-
-    def observe(
-        self,
-        program: Program,
-        touch: Touch,
-        held: bytes,
-        operands: tuple[str, bytes],
-        sem: str,
-        site: tuple | None,
-    ) -> bytes | None:
-        """Return the older values that an atomic reads, or None for what the memory holds.
-
-        `site` identifies the place of a poll; it is None where the atomic is in no `while` loop.
-        """
-
-    def atomic(
-        self,
-        program: Program,
-        touch: Touch,
-        op: str,
-        sem: str,
-        scope: str,
-        tensor: bool,
-        proxy: bool,
-        before: bytes,
-        after: bytes,
-    ) -> None: ...
-
-    def host_access(
-        self, stream: Stream, touch: Touch, verb: str, at: tuple, held: bytes = b""
-    ) -> None:
-        """Note that a torch operation of a host touched a tensor: READ, WRITE or MAKE.
-
-        `held` is what was there before, if the operation copied whole words of 64 bits.
-        """
-
-    def allocated(self, region: Region) -> None: ...
-
-    def freed(self, start: int, stream: Stream, at: tuple) -> None:
-        """Note that a host has freed the memory that starts there, with this stream current."""
-
-    def meet(self, storage: torch.UntypedStorage, unwritten: int = 0) -> None:
-        """Note an ordinary tensor before it is touched.
-
-        `unwritten` is its element size if it was just made and not filled.
-        """
-
-
 class Accesses:
     """The memory side of a machine."""
 
@@ -158,6 +66,7 @@ class Accesses:
     def before_load(
         self, addresses: np.ndarray, size: int, proxy: bool, tensor: bool, first: int = 0
     ) -> None:
+        """Check a load. `first` is the place in the tile of the first element that it reads."""
         self.count += 1
         region = self._machine.memory.check(addresses, size, "load")
         if addresses.size == 1:
@@ -202,6 +111,7 @@ class Accesses:
         tensor: bool,
         proxy: bool,
     ) -> np.ndarray:
+        """Make an atomic: `execute` it, or `recall` older values for it to read."""
         self.count += 1
         if self._machine.rounds is not None:
             self._give_way_foreseen(addresses, size, operands)
@@ -262,12 +172,14 @@ class Accesses:
     def acting(self, actor: Any) -> Iterator[None]:
         """Let an actor make the accesses inside."""
         checker, program = self._machine.checker, self._machine.program
-        before = None if checker is None else checker.deputies.swap(program, actor)
+        if checker is None:
+            yield
+            return
+        before = checker.deputies.swap(program, actor)
         try:
             yield
         finally:
-            if checker is not None:
-                checker.deputies.swap(program, before)
+            checker.deputies.swap(program, before)
 
     def learn_of(self, actor: Any) -> None:
         """Order everything that the actor did before what the program does next."""

@@ -20,7 +20,6 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..callsite import caller_frame
-from .accesses import Observer
 from .torch_state import (
     compiler_stance,
     pop_modes,
@@ -31,6 +30,7 @@ from .torch_state import (
 from .touched import Accessed, accessed, is_view, tell, tensors_in, words_held
 
 if TYPE_CHECKING:
+    from ..checker.checker import Checker
     from .machine import Machine
     from .tasks import Host
 
@@ -124,7 +124,7 @@ class HostFunctions(TorchFunctionMode):
             self._tell(self.machine.checker, host, name, args, kwargs or {})
         return result
 
-    def _tell(self, checker: Observer, host: Host, name: str, args: tuple, kwargs: dict) -> None:
+    def _tell(self, checker: Checker, host: Host, name: str, args: tuple, kwargs: dict) -> None:
         if name in _READS:
             read = Accessed(reads=[a for a in args if isinstance(a, torch.Tensor)])
             _tell_host(checker, host, read)
@@ -169,7 +169,7 @@ class HostOperators(TorchDispatchMode):
         return result
 
 
-def _tell_host(checker: Observer, host: Host, touched: Accessed, held: bytes = b"") -> None:
+def _tell_host(checker: Checker, host: Host, touched: Accessed, held: bytes = b"") -> None:
     checker.streams.learn(host.stream, checker.streams.host(host.rank))
     tell(checker, host.stream, touched, caller_frame(), held)
 

@@ -16,7 +16,7 @@ import threading
 import time
 from _thread import get_ident
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import greenlet
 import numpy as np
@@ -25,7 +25,7 @@ from ..callsite import caller_frame
 from ..errors import Deadlock, SundogError
 from ..interpreter.interpreter import language
 from . import deadlock
-from .accesses import Accesses, Observer
+from .accesses import Accesses
 from .baton import Runner, RunnerThread
 from .deadlock import Repeats
 from .host_ops import Sight
@@ -37,6 +37,9 @@ from .schedule import Schedule
 from .tasks import Host, Program, Task
 from .torch_state import ProcessState, ThreadState
 from .undefined import Undefined
+
+if TYPE_CHECKING:
+    from ..checker.checker import Checker
 
 _LAST_POLLS = 1024  # of all parked programs together, before it is a deadlock
 _MOST_LAST_POLLS, _FEWEST_LAST_POLLS = 64, 8  # and of each
@@ -63,7 +66,7 @@ class Machine:
         self.ready: list[Task] = []
         self.current: Task | None = None
         self.failure: BaseException | None = None
-        self.checker: Observer | None = None
+        self.checker: Checker | None = None
         self.loaded: set[tuple] = set()  # launched kernels, by what their binary depends on
         self.on_idle: Callable[[], bool] | None = None  # on shm: looks outside this process
         self.on_expire: Callable[[list[Program]], None] = lambda programs: None

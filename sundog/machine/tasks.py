@@ -162,6 +162,7 @@ class Program:
         return self.launch.rank
 
     def compared_with(self, sign: str, other: np.ndarray) -> None:
+        """Note a comparison, which shows what a poll waits for."""
         if self.awaits_comparison:
             self.comparison = (sign, other)
             self.awaits_comparison = False

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from .accesses import MAKE, READ, WRITE, Observer, Touch
+from .accesses import MAKE, READ, WRITE, Touch
 from .regions import Region
 from .tasks import Stream
+
+if TYPE_CHECKING:
+    from ..checker.checker import Checker
 
 _OVERWRITES = ("fill_", "zero_", "copy_", "normal_", "uniform_", "random_")
 _BY_ROW, _BY_COLUMN = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
@@ -106,7 +109,7 @@ def words_held(func: Any, args: tuple) -> bytes:
 
 
 def tell(
-    checker: Observer, stream: Stream, found: Accessed, at: tuple[str, int, str], held: bytes = b""
+    checker: Checker, stream: Stream, found: Accessed, at: tuple[str, int, str], held: bytes = b""
 ) -> None:
     """Report that an operation on this stream touched these tensors; `held`: see `words_held`."""
     with torch._C.DisableTorchFunction():
