@@ -7,24 +7,24 @@ meets the history of its bytes (`shadow`), and the rules (`rules`) look at both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..machine.accesses import MAKE, Touch
-from ..machine.polling import read
+from ..machine.accesses import MAKE, READ, Touch
+from ..machine.polling import Site, read, stack_of
 from ..machine.regions import Memory, Region
 from ..machine.tasks import Launch, Program, Stream
 from .clocks import Actor, Clocks, Deputies, StreamActor, StreamClocks
 from .encounter import Encounter, Found
-from .events import Events
 from .failures import Missed, find_uses, stale_read, torn_read
 from .findings import AccessEvent, Finding
 from .history import History
 from .pipelined import Suspicion, confirm, suspect
 from .races import PLAIN_FLAG
-from .rules import Look
+from .rules import Look, looks_at
 from .shadow import UNWRITTEN, Shadows, Span, bounds, each_place, index_range
 from .signals import ACQUIRES, RELEASES, Signals
 from .words import COPIED, READS, VOLATILE, VOLATILE_TILE, VOLATILES
@@ -107,6 +107,7 @@ class Checker:
         self._actors[program].wait_for_grid()
 
     def fence(self, program: Program, sem: str, scope: str, everyone: bool) -> None:
+        """Note a fence of this program, by all its threads or by some."""
         self._signals.fence(self._actors[program], sem, scope, everyone)
 
     def proxy_fence(self, program: Program) -> None:
@@ -137,7 +138,10 @@ class Checker:
         self, program: Program, touch: Touch, held: bytes, operands: tuple[str, bytes], sem: str,
         site: tuple | None,
     ) -> bytes | None:  # fmt: skip
-        """Return the older values that an atomic reads; None: what the memory holds."""
+        """Return the older values that an atomic reads; None: what the memory holds.
+
+        `site` identifies the place of a poll; it is None where the atomic is in no `while` loop.
+        """
         self._signals.begin(site, touch.addresses)
         if sem in RELEASES or not touch.addresses.size:  # see `words`
             return None
@@ -339,3 +343,71 @@ class Checker:
             touch.size if touch is not None else None,
             getattr(event, "sem", None), getattr(event, "scope", None), tensor, lags,
         ))  # fmt: skip
+
+
+Stack = tuple[tuple[str, int, str], ...]
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """How an access is made, and where. Many programs make it, each with an event of its own."""
+
+    fields: tuple[Any, ...]  # of AccessEvent, after the actor
+    events: dict[Any, AccessEvent] = field(default_factory=dict)
+
+    def event(self, actor: Any) -> AccessEvent:
+        found = self.events.get(actor)
+        if found is None:
+            found = self.events[actor] = AccessEvent(actor, *self.fields)
+        return found
+
+
+class Events:
+    """The events of accesses: one for each actor and each place of its code."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple, _Place] = {}
+        self._stacks: dict[Site, Stack] = {}
+
+    def of(
+        self, actor: Actor, site: Site, verb: str, writes: bool, tensor: bool, sem: str = "",
+        scope: str = "", atomic: bool = False, proxy: bool = False, size: int = 0,
+    ) -> AccessEvent:  # fmt: skip
+        """Return the event of a program at a site."""
+        key = (verb, tensor, sem, scope, size, site)
+        place = self._places.get(key)
+        if place is None:
+            stack = self._stacks.get(site)
+            if stack is None:
+                stack = self._stacks[site] = tuple(stack_of(site))
+            how = AccessEvent(actor, verb, writes, atomic, tensor, sem, scope, proxy, size, stack)
+            place = self._places[key] = _place(how)
+        return place.event(actor)
+
+    def of_host(self, actor: StreamActor, verb: str, at: tuple) -> AccessEvent:
+        """Return the event of a host at a line."""
+        key = (verb, at)
+        place = self._places.get(key)
+        if place is None:
+            how = AccessEvent(actor, verb, verb != READ, atomic=False, tensor=True, stack=(at,))
+            if verb == COPIED:
+                how.atomic, how.sem, how.scope, how.size = True, "release", "sys", 8
+            place = self._places[key] = _place(how)
+        return place.event(actor)
+
+    def __iter__(self) -> Iterator[AccessEvent]:
+        return (event for place in self._places.values() for event in place.events.values())
+
+    def clear(self) -> None:
+        for event in self:
+            event.latest = None  # it refers to the event: only the garbage collection could tell
+        self._places.clear()
+
+
+def _place(how: AccessEvent) -> _Place:
+    volatile = how.verb in VOLATILES
+    alike = how.size if how.atomic and how.scope == "sys" and not volatile else 0
+    return _Place((
+        how.verb, how.writes, how.atomic, how.tensor, how.sem, how.scope, how.proxy, how.size,
+        how.stack, looks_at(how), alike,
+    ))  # fmt: skip

@@ -1,14 +1,18 @@
-"""Rules that look at no single access: a run that failed, and memory that is freed in use."""
+"""Rules that look at no single access: a run that failed, or fails with other undefined lanes, and
+memory that is freed in use."""
 
 from __future__ import annotations
 
 import linecache
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from ..callsite import raised_at, relative
 from ..errors import BadAccess, CannotInterpret, Deadlock, Livelock, SundogError, WaitTimeout
+from ..machine.tasks import Program
+from ..machine.undefined import Stack
 from .clocks import Clock, Clocks
 from .encounter import Found
 from .findings import AccessEvent, Finding, Rule
@@ -55,6 +59,15 @@ TORN_TILE = Rule(
     "Put values that belong together into one word of at most 64 bits, or signal the whole tile by "
     "a scalar release after tl.debug_barrier().",
 )
+UNDEFINED_LANES = Rule(
+    "portability",
+    "undefined lanes",
+    "the result uses lanes that a masked load without `other`, or a masked atomic, leaves "
+    "undefined, and is correct only if they are zero, as today's compilers leave them (an "
+    "atomic's: only NVIDIA's); an error with --strict",
+    "Load with other=0.0, or mask the values computed from these lanes.",
+    is_strict=True,
+)
 WRONG_RESULT = Rule("wrong result", "", "an assertion of the rank's function fails")
 ERROR = Rule("error", "", "a kernel or a host raises an exception", is_verdict=False)
 CANNOT_INTERPRET = Rule(
@@ -71,8 +84,8 @@ _TOTAL = (
 )
 
 RULES = [
-    BAD_ACCESS, FREED_IN_USE, DEADLOCK, NOT_RESIDENT, LIVELOCK, TORN_TILE, WRONG_RESULT, ERROR,
-    CANNOT_INTERPRET,
+    BAD_ACCESS, FREED_IN_USE, DEADLOCK, NOT_RESIDENT, LIVELOCK, TORN_TILE, UNDEFINED_LANES,
+    WRONG_RESULT, ERROR, CANNOT_INTERPRET,
 ]  # fmt: skip
 
 
@@ -209,3 +222,11 @@ def find_uses(
                 "stream that is current at the free has waited for it",
                 earlier.event,
             )
+
+
+def undefined_lanes(stack: Stack, program: Program, verb: str) -> Finding:
+    """Return the remark about a load or atomic; `program` made it first."""
+    who = SimpleNamespace(rank=program.rank, index=program.index, kernel=program.launch.name)
+    event = AccessEvent(who, f"masked {verb}", False, False, tensor=True, stack=stack)
+    why = "the function fails with other values there than zeros, and with zeros it does not"
+    return UNDEFINED_LANES.finding(why, None, event.access("", ""))

@@ -1,17 +1,9 @@
-"""What is right only as compilers and GPUs of today have it.
-
-A volatile load that counts on being atomic: on NVIDIA it is, on AMD it is not. A result that counts
-on zeros in the lanes of a masked load or atomic that the language leaves undefined.
-"""
+"""A volatile load that counts on being atomic: on NVIDIA it is, on AMD it is not."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-from ..machine.tasks import Program
-from ..machine.undefined import Stack
 from .encounter import Encounter, Found
-from .findings import AccessEvent, Finding, Rule
+from .findings import AccessEvent, Rule
 
 VOLATILE_FLAG = Rule(
     "portability",
@@ -21,16 +13,7 @@ VOLATILE_FLAG = Rule(
     'Poll with tl.atomic_add(flag, 0, sem="acquire", scope="sys"), or use sundog.device.signal.',
     is_strict=True,
 )
-UNDEFINED_LANES = Rule(
-    "portability",
-    "undefined lanes",
-    "the result uses lanes that a masked load without `other`, or a masked atomic, leaves "
-    "undefined, and is correct only if they are zero, as today's compilers leave them (an "
-    "atomic's: only NVIDIA's); an error with --strict",
-    "Load with other=0.0, or mask the values computed from these lanes.",
-    is_strict=True,
-)
-RULES = [VOLATILE_FLAG, UNDEFINED_LANES]
+RULES = [VOLATILE_FLAG]
 UNORDERED = True  # see rules.py
 _VERB = "volatile load"
 
@@ -48,11 +31,3 @@ def look(here: Encounter) -> list[Found]:
         and (event.writes or earlier.event.writes)
         and not here.is_ordered(earlier)
     ]
-
-
-def undefined_lanes(stack: Stack, program: Program, verb: str) -> Finding:
-    """Return the remark about a load or atomic; `program` made it first."""
-    who = SimpleNamespace(rank=program.rank, index=program.index, kernel=program.launch.name)
-    event = AccessEvent(who, f"masked {verb}", False, False, tensor=True, stack=stack)
-    why = "the function fails with other values there than zeros, and with zeros it does not"
-    return UNDEFINED_LANES.finding(why, None, event.access("", ""))

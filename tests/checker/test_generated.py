@@ -133,7 +133,7 @@ def test_the_comparison_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(AssertionError, match="checker only"):
         compare(racing, tmp_path)
     monkeypatch.setattr("support.generated.races", races)
-    monkeypatch.setattr("sundog.checker.events.looks_at", lambda event: (((), ()),) * 2)
+    monkeypatch.setattr("sundog.checker.checker.looks_at", lambda event: (((), ()),) * 2)
     with pytest.raises(AssertionError, match="oracle only"):
         compare(racing, tmp_path)
 

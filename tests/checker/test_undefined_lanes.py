@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 
 import sundog
 from sundog import World
-from sundog.checker.failures import WRONG_RESULT
+from sundog.checker.failures import UNDEFINED_LANES, WRONG_RESULT
 from sundog.checker.findings import Finding
-from sundog.checker.portability import UNDEFINED_LANES
 from sundog.cli import app
 from sundog.dataset.triton.compile import gpu_target
 from sundog.device import memory

@@ -22,8 +22,8 @@ from ... import knobs
 from ...backends.sim import simulate
 from ...checker import failures
 from ...checker.checker import Checker
+from ...checker.failures import undefined_lanes
 from ...checker.findings import Finding
-from ...checker.portability import undefined_lanes
 from ...machine.machine import Machine
 from ...machine.schedule import from_token
 from ...machine.undefined import Stack, Undefined
