@@ -58,12 +58,6 @@ def check_assets() -> None:
         )
 
 
-def check_page(path: str) -> None:
-    """Do the same before a command's work, if --html is given."""
-    if path:
-        check_assets()
-
-
 def write_page(path: str, content: Any, name: str) -> None:
     """Write the page of a command's JSON, for --html."""
     if path:

@@ -25,9 +25,13 @@ from typer.core import TyperGroup
 
 from .. import knobs
 from ..errors import SundogError
-from ..report.page import check_page, write_page
+from ..report.page import check_assets, write_page
 
 FINE, FOUND, CANNOT, INTERRUPTED = 0, 1, 2, 130
+
+# Options that name a file to write, and those of them whose file is a picture.
+_FILES = ("out", "json", "csv", "plot", "bars", "entries", "timeline", "html")
+_PICTURES = ("plot", "bars")
 
 Show = Callable[[str, int, int, str], None]  # what, done, of how many (0: unknown), remark
 Options = TypeVar("Options")
@@ -36,13 +40,15 @@ Options = TypeVar("Options")
 def command(name: str) -> Callable[[Callable[[Options], int]], Callable[[Options], int]]:
     """Make a function that returns an exit status a command.
 
-    A ValueError, ImportError or SundogError becomes one sentence and status 2, Ctrl-C status 130.
+    The files that its options name are tried first. A ValueError, ImportError or SundogError
+    becomes one sentence and status 2, Ctrl-C status 130.
     """
 
     def decorate(run: Callable[[Options], int]) -> Callable[[Options], int]:
         @functools.wraps(run)
         def wrapped(options: Options) -> int:
             try:
+                _check_files(options)
                 return run(options)
             except KeyboardInterrupt as error:
                 note(f"sundog {name}: {str(error) or 'interrupted'}")
@@ -117,10 +123,15 @@ def check_writable(*paths: str) -> None:
             raise ValueError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def check_results(*paths: str, html: str) -> None:
-    """Do the same for a command's files of results, of which one may be a page (--html)."""
-    check_writable(*paths, html)
-    check_page(html)
+def _check_files(options: Any) -> None:
+    """Do the same for the files that a command's options name, and for what they need."""
+    asked = {name: getattr(options, name, "") for name in _FILES}
+    check_writable(*asked.values())
+    if asked["html"]:
+        check_assets()
+    for name in _PICTURES:
+        if asked[name]:
+            check_installed(f"--{name}", "matplotlib")
 
 
 def _try_open(path: str) -> None:

@@ -33,7 +33,6 @@ from ..world.world import World
 from ._console import (
     FINE,
     FOUND,
-    check_results,
     command,
     ensure_compiler_cache,
     progress,
@@ -61,7 +60,6 @@ def run(options: IsaOptions) -> int:
 
 def _inspect_all(options: IsaOptions) -> list[Kernel]:
     config, problem = load.parse(options.config), load.parse(options.problem)
-    check_results(options.json, html=options.html)
     targets = [target for target in options.target.split(",") if target] or [""]
     ensure_compiler_cache()
     names = [options.op] if options.op else list(OPS)

@@ -21,8 +21,6 @@ from ...ops.select import Entry, write_entries
 from .._console import (
     FINE,
     FOUND,
-    check_installed,
-    check_results,
     command,
     ensure_compiler_cache,
     write_json,
@@ -38,11 +36,6 @@ from .run import Row, bench
 @command("bench")
 def run(options: BenchOptions) -> int:
     """Exit with 1 if a variant was wrong or failed, with 2 if nothing could be measured."""
-    others = options.json, options.plot, options.bars, options.entries
-    check_results(options.csv, *others, html=options.html)
-    for flag, path in (("--plot", options.plot), ("--bars", options.bars)):
-        if path:
-            check_installed(flag, "matplotlib")
     ensure_compiler_cache()
     if options.suite or options.op == "suite":
         return _run_suite(options)

@@ -24,8 +24,6 @@ from .._console import (
     FINE,
     FOUND,
     INTERRUPTED,
-    check_results,
-    check_writable,
     command,
     progress,
     write_json,
@@ -101,7 +99,6 @@ def _check_options(options: CheckOptions) -> None:
         raise ValueError("--world and --schedules must be at least 1, and --sms not negative")
     if not options.target:
         raise ValueError("name an op, a module or a file: sundog check examples/ring.py")
-    check_results(options.json, html=options.html)
 
 
 def _check(options: CheckOptions, function: Callable[[World], Any]) -> Report:
@@ -228,7 +225,6 @@ class PairRow(NamedTuple):
 @command("check --corpus")
 def run_corpus(options: CheckOptions) -> int:
     """Check all pairs, two jobs for each, and print a table of both."""
-    check_writable(options.json)
     pairs = _load_pairs(options.corpus)
     jobs = _jobs(pairs)
     answers = _answer_all(list(jobs.values()), options)

@@ -18,18 +18,14 @@ from ...ops.load import algorithms, changed, value
 from ...ops.op import BY_REQUEST
 from ...predict.expected import MODELS, time
 from ...predict.parts import Ranks, Time
-from ...report.page import check_page, write_page
-from .._console import FINE, check_installed, check_writable, command, write_json
+from ...report.page import write_page
+from .._console import FINE, command, write_json
 from .._options import PredictOptions
 from .simulated import check_reduction, report, told_fields
 
 
 @command("predict")
 def run(options: PredictOptions) -> int:
-    check_writable(options.json, options.plot, options.timeline, options.html)
-    check_page(options.html)
-    if options.plot:
-        check_installed("--plot", "matplotlib")
     if options.world < 1 or not 0 <= options.late < float("inf"):
         raise ValueError("--world must be at least 1, and --late at least 0")
     if options.sms < 0:

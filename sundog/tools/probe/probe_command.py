@@ -27,7 +27,6 @@ from .._console import (
     FINE,
     FOUND,
     INTERRUPTED,
-    check_results,
     command,
     ensure_compiler_cache,
     progress,
@@ -68,7 +67,6 @@ def _checked_names(options: ProbeOptions) -> list[str]:
     """List the rows to probe. Raise ValueError, before anything runs, if one does not exist."""
     if options.world < 1 or options.replays < 0:
         raise ValueError("--world must be at least 1, and --replays not negative")
-    check_results(options.json, html=options.html)
     _check_backend(options.backend)
     targets = options.targets or all_names(options.backend, options.world)
     names = [row for target in targets for row in rows(target)]

@@ -19,8 +19,6 @@ from ...report.sections import read_sections
 from ...world.world import World
 from .._console import (
     FINE,
-    check_installed,
-    check_results,
     command,
     ensure_compiler_cache,
     write_json,
@@ -85,9 +83,6 @@ def _text(problem: Any) -> str:
 
 @command("trace")
 def run(options: TraceOptions) -> int:
-    check_results(options.out, options.plot, options.json, html=options.html)
-    if options.plot:
-        check_installed("--plot", "matplotlib")
     if target.has_gpu():
         ensure_compiler_cache()
     timeline = trace_op(options)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...report.page import check_page, write_report
+from ...report.page import write_report
 from ...report.sections import read_sections
-from .._console import FINE, FOUND, check_writable, command, ensure_compiler_cache, progress
+from .._console import FINE, FOUND, command, ensure_compiler_cache, progress
 from .._options import TuneOptions
 from ..presets import preset
 from .cache import promote
@@ -22,8 +22,6 @@ def run(options: TuneOptions) -> int:
         return run_promote(targets)
     if not options.op:
         raise ValueError("missing OP, for example: sundog tune all_gather")
-    check_writable(options.html)
-    check_page(options.html)
     if options.preset:
         more, ranks = preset(options.preset, options.op)
         options = replace(options, problems=[*(options.problems or ()), *more], world=ranks)
