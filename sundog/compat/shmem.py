@@ -271,7 +271,11 @@ def signal_op(builder: Any, word: Any, value: Any, op: Any, pe: Any) -> None:
 
 def wait_until(builder: Any, word: Any, comparison: Any, value: Any) -> Any:
     deliver(builder)
-    pointer = tensor(word)
+    return poll(tensor(word), _SIGNS[plain(comparison)], value, "acquire.sys")
+
+
+def poll(pointer: Any, sign: str, value: Any, order: str) -> Any:
+    """Load a word in this order until it compares like this; return it."""
     bits = pointer.dtype.element_ty.primitive_bitwidth
     kind = getattr(tl, f"int{bits}")
     letter = "l" if bits == 64 else "r"
@@ -279,8 +283,8 @@ def wait_until(builder: Any, word: Any, comparison: Any, value: Any) -> Any:
         .reg .b{bits} %seen;
         .reg .pred %there;
         again:
-            ld.acquire.sys.global.b{bits} %seen, [$1];
-            setp.{_SIGNS[plain(comparison)]}.s{bits} %there, %seen, $2;
+            ld.{order}.global.b{bits} %seen, [$1];
+            setp.{sign}.s{bits} %there, %seen, $2;
             @!%there bra again;
         mov.b{bits} $0, %seen;
     }}"""

@@ -35,27 +35,11 @@ def wait(
 ) -> Any:
     """Wait until each of these words has the value. All threads continue together."""
     deliver(builder)
+    order = f"{_text(semantic)}.{_text(scope)}"
     for n in range(int(shmem.plain(numBarriers))):
-        _poll(builder, tensor(barrierPtrs) + n, waitValue, scope, semantic)
+        shmem.poll(tensor(barrierPtrs) + n, "eq", waitValue, order)
     builder.create_barrier()  # what was acquired reaches all threads
     return tensor(0, tl.int32)
-
-
-def _poll(builder: Any, pointer: Any, value: Any, scope: Any, semantic: Any) -> None:
-    bits = pointer.dtype.element_ty.primitive_bitwidth
-    letter = "l" if bits == 64 else "r"
-    order = f"{_text(semantic)}.{_text(scope)}"
-    text = f"""{{
-        .reg .b{bits} %seen;
-        .reg .pred %there;
-        again:
-            ld.{order}.global.b{bits} %seen, [$1];
-            setp.eq.s{bits} %there, %seen, $2;
-            @!%there bra again;
-        mov.b{bits} $0, %seen;
-    }}"""
-    kind = getattr(tl, f"int{bits}")
-    asm(text, f"={letter},l,{letter}", [pointer, tensor(value, kind)], kind)
 
 
 def _text(value: Any) -> str:
