@@ -37,7 +37,6 @@ class Checker:
         """Watch this memory. `pick` chooses which of several values an atomic reads; 0: newest."""
         self.findings: dict[tuple, Finding] = {}
         self._suspicions: list[Suspicion] = []
-        self.trace: list[tuple] | None = None
         self._memory = memory
         self._clocks = Clocks()
         self.streams = StreamClocks(self._clocks)
@@ -94,9 +93,6 @@ class Checker:
 
     def world_barrier(self, streams: list[Stream]) -> None:
         self.streams.barrier(streams)
-        if self.trace is not None:
-            ranks = tuple(dict.fromkeys(stream.rank for stream in streams))
-            self.trace.append(("world_barrier", *[None] * 4, ranks, *[None] * 4, ()))
 
     def cta_barrier(self, program: Program) -> None:
         actor = self._actors[program]
@@ -159,9 +155,8 @@ class Checker:
             verb, by_all = VOLATILES[tensor], True
         event = self._event(program, verb, writes, by_all, sem, scope, True, proxy, touch.size)
         actor = event.actor
-        lags = self._signals.lags(touch.addresses) if self.trace is not None else ()
         what = "volatile" if op == VOLATILE else "atomic"
-        self._note(what, actor.rank, actor.launch, event, touch, tensor, lags)
+        self._note(what, actor.rank, actor.launch, event, touch, tensor)
         # An acquire comes after what it learns, so it learns first.
         if op != "STORE":
             self._signals.hear(event)
@@ -330,19 +325,9 @@ class Checker:
 
     def _note(
         self, what: str, rank: int | None, launch: int | None, event: Any = None,
-        touch: Touch | None = None, tensor: bool | None = None, lags: tuple[int, ...] = (),
+        touch: Touch | None = None, tensor: bool | None = None,
     ) -> None:  # fmt: skip
-        """Append to the trace, for the oracle of the tests."""
-        if self.trace is None:
-            return
-        actor = getattr(event, "actor", event)
-        stack = getattr(event, "stack", ())
-        self.trace.append((
-            what, rank, launch, getattr(actor, "number", None), stack[0][1] if stack else None,
-            tuple(int(a) for a in touch.addresses.flat) if touch is not None else None,
-            touch.size if touch is not None else None,
-            getattr(event, "sem", None), getattr(event, "scope", None), tensor, lags,
-        ))  # fmt: skip
+        """Do nothing; a checker that keeps what it is shown gets it here."""
 
 
 Stack = tuple[tuple[str, int, str], ...]

@@ -360,15 +360,6 @@ class Signals:
         for old in [*self._ordered][:-_FENCES_KEPT]:
             del self._ordered[old]
 
-    def lags(self, addresses: np.ndarray) -> tuple[int, ...]:
-        """Return how many releases each lane of the current atomic has missed."""
-        return tuple([self._lag(int(address)) for address in addresses.flat])
-
-    def _lag(self, address: int) -> int:
-        read = self._chosen.get(address)
-        word = self._words.get(address)
-        return 0 if read is None or word is None else word.newest.releases - read.releases
-
     def hear_plainly(self, event: AccessEvent, address: int) -> None:
         """Note a plain scalar load of a word that others signal on."""
         word = self._words.get(address)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from support.traced import traced
 
 import sundog
 from sundog.checker.races import NO_ORDER
@@ -85,8 +86,7 @@ def _seen(function: Callable, body: Callable) -> list[tuple[str, int]]:
     """Return what a checked rank is seen to touch in some lines, counted from their first."""
     first = body.__code__.co_firstlineno
     last = max(line or 0 for _, _, line in body.__code__.co_lines())
-    trace = check_once(function, 1, trace=True).trace
-    assert trace is not None
+    _, trace = traced(function, 1)
     lines = [(step[0], step[4]) for step in trace if step[4] is not None]
     return [(what, line - first) for what, line in lines if first <= line <= last]
 

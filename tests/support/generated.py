@@ -26,11 +26,12 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from rich.progress import Progress
 
 from sundog.checker.layouts import READ_BACK_TILE
-from sundog.tools.check.schedules import Report, check_once
+from sundog.tools.check.schedules import Report
 
 from .generated_cases import LOCAL, Case, HostOp, Op, cases
 from .generated_source import FIRST, Site, Text, source
 from .oracle import Event, Race, races
+from .traced import Trace, traced
 
 __all__ = ["Verdicts", "compare", "each_case", "verdicts"]
 
@@ -138,11 +139,11 @@ def _import(path: Path) -> ModuleType:
     return module
 
 
-def _checked(case: Case, text: Text, folder: Path) -> Report:
+def _checked(case: Case, text: Text, folder: Path) -> tuple[Report, Trace]:
     path = folder / "generated_case.py"
     path.write_text("\n".join(text.lines) + "\n")
     main = _import(path).main
-    return check_once(main, case.world_size, case.schedule, case.num_sms, trace=True, strict=True)
+    return traced(main, case.world_size, case.schedule, case.num_sms, strict=True)
 
 
 @dataclass
@@ -160,7 +161,7 @@ class Verdicts:
 def verdicts(case: Case, folder: Path) -> Verdicts:
     """Run a case once and judge that run twice."""
     text = source(case)
-    report = _checked(case, text, folder)
+    report, trace = _checked(case, text, folder)
     racing_kinds = ("race", "kernel boundary")  # the oracle gives no order at a kernel's end either
     races_found = [
         finding
@@ -169,8 +170,7 @@ def verdicts(case: Case, folder: Path) -> Verdicts:
     ]  # the oracle has no threads
     others = [f for f in report.findings if f.kind not in (*racing_kinds, "portability")]
     assert not others, others[0]
-    assert report.trace is not None
-    events, lines = _linear(text, report.trace)
+    events, lines = _linear(text, trace)
     racing = races(events)
     found = {_pair(finding.first.line, finding.second.line) for finding in races_found}
     expected = {_pair(lines[race.first], lines[race.second]) for race in racing}

@@ -125,7 +125,7 @@ def _each_schedule(
     """
 
     def run(token: str) -> Report:
-        how = options.sms, 0, False, "", options.strict, report.zeros
+        how = options.sms, 0, "", options.strict, report.zeros
         return check_once(function, options.ranks, token, *how)
 
     def run_elsewhere(number: int) -> Report:

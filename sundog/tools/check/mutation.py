@@ -117,7 +117,7 @@ def mutate(
         report, kind = Report(), ""
         with found[number].applied():
             for token in tokens(schedules, seed, report, num_sms):
-                how = num_sms, 0, False, link, strict, report.zeros
+                how = num_sms, 0, link, strict, report.zeros
                 once = check_once(fn, world_size, token, *how)
                 report.merge(once)
                 kind = _objection(report, once, expected)

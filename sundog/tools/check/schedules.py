@@ -41,7 +41,6 @@ class Report:
     remarks: list[Finding] = field(default_factory=list)  # errors for who asks for strictness
     schedules: int = 0
     first_schedule: int | None = None  # how many it took to find something
-    trace: list[tuple] | None = None
     results: list[Any] = field(default_factory=list)  # of the last schedule, by rank
     notes: list[str] = field(default_factory=list)  # what could not be looked at
     steps: int = 0  # of the first schedule: how often it chose who runs next
@@ -100,7 +99,7 @@ def check(
     """Run `fn` once per schedule and collect what is wrong. `stop_early`: the first is enough."""
     report = Report()
     for token in tokens(schedules, seed, report, num_sms):
-        how = num_sms, heap_size, False, link, strict, report.zeros
+        how = num_sms, heap_size, link, strict, report.zeros
         report.merge(check_once(fn, world_size, token, *how))
         if stop_early and report.findings:
             break
@@ -133,7 +132,6 @@ def check_once(
     schedule: str = "random:0",
     num_sms: int = 0,
     heap_size: int = 0,
-    trace: bool = False,
     link: str = "",
     strict: bool = False,
     zeros: bool = False,
@@ -147,7 +145,6 @@ def check_once(
         machine = Machine(from_token(schedule), num_sms or knobs.num_sms.get(), expire=False)
         machine.undefined = Undefined(machine, poisoned)
         checker = Checker(machine.memory, machine.schedule.pick)
-        checker.trace = [] if trace else None
         with _no_garbage_collection():
             report = run_on(machine, checker, fn, world_size, heap_size, link, strict)
             checker.forget()
@@ -214,7 +211,7 @@ def run_on(
     remarks = [] if strict else [finding for finding in findings if finding.is_strict]
     findings = [finding for finding in findings if finding not in remarks]
     return Report(
-        findings, remarks, 1, None, checker.trace, results, notes, steps, widest,
+        findings, remarks, 1, None, results, notes, steps, widest,
         machine.repeats.spins, checker.atomics(),
     )  # fmt: skip
 

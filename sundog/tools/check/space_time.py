@@ -173,9 +173,7 @@ class _Recording(Checker):
         event: Any = None,
         touch: Touch | None = None,
         tensor: bool | None = None,
-        lags: tuple[int, ...] = (),
     ) -> None:
-        super()._note(what, rank, launch, event, touch, tensor, lags)
         if isinstance(event, AccessEvent):
             self._access_event(event, touch)
         elif what == "barrier":

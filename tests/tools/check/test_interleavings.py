@@ -13,6 +13,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from support.traced import traced
 
 import sundog
 from sundog.tools._options import CheckOptions
@@ -129,11 +130,10 @@ def test_time_that_runs_out_is_said() -> None:
 @pytest.mark.parametrize("op", ["broadcast.push", "all_reduce.low_latency", "all_to_all.mail"])
 def test_an_op_is_called_twice_by_two_programs(op: str) -> None:
     (name,) = found = small_calls(op, 2)
-    report = check_once(found[name], 2, trace=True)
+    report, trace = traced(found[name], 2)
     assert name == op
     assert report.widest == 2
-    assert report.trace is not None
-    launches = [event for event in report.trace if event[0] == "launch"]
+    launches = [event for event in trace if event[0] == "launch"]
     assert len(launches) == 2 * 2  # calls and ranks
     assert not report.findings, report
 

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.scripts import python
+from support.traced import traced
 
 from sundog.checker.findings import Finding
 from sundog.machine.schedule import from_token
 from sundog.testing import check as must_be_clean
-from sundog.tools.check.schedules import Report, check, check_once, tokens
+from sundog.tools.check.schedules import Report, check, tokens
 
 from . import kernels
 
@@ -57,12 +58,12 @@ def test_one_finding_per_pair_of_lines_with_a_count():
 
 def test_token_replays_the_interleaving():
     found = check(kernels.racy, 2, schedules=6, seed=11).findings[0]
-    traces = [check_once(kernels.racy, 2, found.token, trace=True) for _ in range(2)]
-    assert traces[0].findings[0].key() == found.key()
-    plain = [[event[:5] for event in report.trace] for report in traces]
+    (report, first), (_, second) = (traced(kernels.racy, 2, found.token) for _ in range(2))
+    assert report.findings[0].key() == found.key()
+    plain = [[event[:5] for event in trace] for trace in (first, second)]
     assert plain[0] == plain[1]
-    other = check_once(kernels.racy, 2, "random:12345", trace=True)
-    assert [event[:5] for event in other.trace] != plain[0]
+    _, other = traced(kernels.racy, 2, "random:12345")
+    assert [event[:5] for event in other] != plain[0]
 
 
 def test_finding_as_json_has_all_that_the_text_has():
