@@ -21,6 +21,7 @@ import numpy
 import torch
 
 from ... import gpu_limits
+from ...dataset.files import check_base
 from .._launches import NUM_SMS
 from .._subject import algorithms_of, problem_of
 
@@ -147,6 +148,16 @@ def fields_text(value: Any) -> str:
     return ",".join(words)
 
 
+def points_of(configs: Sequence[Any], fields: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Make a point of each config of another tuner: its fields, and itself as `config_`."""
+    names = dict.fromkeys(name for each in fields for name in each)
+    typed = [(name, Any, dataclasses.field(default=None)) for name in names]
+    hidden = dataclasses.field(default=None, compare=False, repr=False)
+    made = dataclasses.make_dataclass("Point", [*typed, ("config_", Any, hidden)], frozen=True)
+    pairs = zip(fields, configs, strict=True)
+    return list(dict.fromkeys(made(**each, config_=config) for each, config in pairs))
+
+
 # searches: which configs to try next
 
 
@@ -218,6 +229,16 @@ SEARCHES: dict[str, Search] = {
     "random": random_search,
     "exhaustive": exhaustive,
 }
+
+
+def check_search(budget: int, search: str, log: str) -> None:
+    """Raise ValueError for a search that cannot be made, or not be recorded."""
+    if budget < 1:
+        raise ValueError(f"budget {budget}: at least one config must be tried")
+    if search not in SEARCHES:
+        raise ValueError(f"search {search!r}: expected one of {', '.join(SEARCHES)}")
+    if wrong := check_base(log):
+        raise ValueError(f"log {log}: {wrong}")
 
 
 def first_asked(search: str, space: Space, budget: int, seed: int) -> list[Any]:

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from ...dataset.files import check_base
 from ...dataset.hardware import HARDWARE_FIELDS, versions
 from ...dataset.identity import RunInfo, describe_value
 from ...dataset.kernel_source import kernel_source
@@ -49,6 +48,7 @@ from .space import (
     Job,
     Space,
     around_the_best,
+    check_search,
     fields_text,
     first_asked,
     jobs,
@@ -132,7 +132,9 @@ def tune(
     log = log or default_log(op)
     problems = [problem] if isinstance(problem, str) else list(problem) or [""]
     found = [job for text in problems for job in jobs(op, text, world)]
-    _check(budget, search, log, targets)
+    check_search(budget, search, log)
+    for target in targets:
+        check_target(target)
     if not (targets or farm or timer is not time_on_gpu):
         _check_gpu()
     options = _SearchOptions(budget, search, log, seed, resume, progress)
@@ -148,18 +150,6 @@ def tune(
 def default_log(op: str) -> str:
     """Return the default name of an op's dataset."""
     return f"tune-{op.rpartition('/')[2].removesuffix('.py')}"
-
-
-def _check(budget: int, search: str, log: str, targets: Sequence[str]) -> None:
-    if budget < 1:
-        raise ValueError(f"budget {budget}: at least one config must be tried")
-    if search not in SEARCHES:
-        raise ValueError(f"search {search!r}: expected one of {', '.join(SEARCHES)}")
-    for target in targets:
-        check_target(target)
-    wrong = check_base(log)
-    if wrong:
-        raise ValueError(f"log {log}: {wrong}")
 
 
 def _check_gpu() -> None:

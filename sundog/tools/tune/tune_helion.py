@@ -30,7 +30,7 @@ from ...learn.kernel_model import predict
 from ...target import key_of, of
 from .._pool import Failure
 from .compile_configs import Built, build_all
-from .space import Space, by_model
+from .space import Space, by_model, points_of
 
 _DRAWN, _COMPILED = 8, 4  # times the budget: configs whose code is generated, and compiled
 _BLOCKS = {1: ("BLOCK",), 2: ("BLOCK_M", "BLOCK_N"), 3: ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
@@ -81,7 +81,8 @@ class ModelSearch(FiniteSearch):
 
     def _proposed(self) -> Space:
         """Return the configs that the model prefers, compiled, the best first."""
-        launches = {point: self._launch(point.config_) for point in _points(self.configs)}
+        points = points_of(self.configs, [_flat(dict(config)) for config in self.configs])
+        launches = {point: self._launch(point.config_) for point in points}
         known = {point: launch for point, launch in launches.items() if launch is not None}
         if not known:
             raise exc.NoConfigFound from self._refused
@@ -156,20 +157,8 @@ def _arch(kernel: Any) -> str:
     return of(device).arch if device.type == "cuda" else "sm_90"
 
 
-def _points(configs: Sequence[Any]) -> list[Any]:
-    """Make a point of each config, with a field for each number, and a word for anything else."""
-    flat = [_flat(dict(config)) for config in configs]
-    names = sorted({name for each in flat for name in each})
-    fields = [(name, Any, dataclasses.field(default=None)) for name in names]
-    hidden = dataclasses.field(default=None, compare=False, repr=False)
-    made = dataclasses.make_dataclass(
-        "HelionPoint", [*fields, ("config_", Any, hidden)], frozen=True
-    )
-    points = [made(**each, config_=c) for each, c in zip(flat, configs, strict=True)]
-    return list(dict.fromkeys(points))
-
-
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a field for each number of a config, and a word for anything else."""
     found: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, list) and all(type(each) in (int, bool, str) for each in value):

@@ -11,7 +11,6 @@ a GPU that the model does not know, the pattern search runs.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import math
@@ -19,7 +18,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ from triton.runtime.autotuner import Autotuner, Config, Heuristics
 from triton.runtime.jit import JITFunction
 
 from ...compiled.recorded import RecordedLaunch, pointer
-from ...dataset.files import check_base
 from ...dataset.identity import describe_run
 from ...dataset.recorder import Recorder
 from ...dataset.triton.ttir import extract_ttir_graph
@@ -36,7 +34,7 @@ from ...learn.kernel_model import predict
 from ...target import key_of, of
 from .._pool import Failure
 from .compile_configs import Built, build_all
-from .space import SEARCHES, Space
+from .space import SEARCHES, Space, check_search, points_of
 
 _COMPILED = 4  # times the budget: configs that are compiled for the model
 _SIZES = ("m", "n", "k", "batch", "heads", "seq", "dim")  # arguments that the model knows by name
@@ -104,22 +102,17 @@ def tune_triton(
         SEARCHES[search](space, run, budget, random.Random(seed))
         best = run.best
         if best is not None and isinstance(kernel, Autotuner):
-            kernel.cache[_key(kernel, args, kwargs or {})] = _config(best)
+            kernel.cache[_key(kernel, args, kwargs or {})] = best.config_
         return TritonTuned(
-            job.name, best and _config(best), best and run.times[best], len(run.times),
+            job.name, best and best.config_, best and run.times[best], len(run.times),
             list(run.times.values()).count(None), run.error, bool(space.scores),
             len(run.compiled), time.monotonic() - begin, recorder.run_id or "",
-            [(_config(point), time) for point, time in run.times.items()],
+            [(point.config_, time) for point, time in run.times.items()],
         )  # fmt: skip
 
 
 def _check(job: _TritonJob, space: Space, budget: int, search: str, log: str, timer: Timer) -> None:
-    if budget < 1:
-        raise ValueError(f"budget {budget}: at least one config must be tried")
-    if search not in SEARCHES:
-        raise ValueError(f"search {search!r}: expected one of {', '.join(SEARCHES)}")
-    if wrong := check_base(log):
-        raise ValueError(f"log {log}: {wrong}")
+    check_search(budget, search, log)
     if job.device.type != "cuda" and timer is time_launch:
         raise SundogError(
             f"{job.name}: its tensors are on {job.device}, so nothing can be timed. Give tensors "
@@ -128,20 +121,11 @@ def _check(job: _TritonJob, space: Space, budget: int, search: str, log: str, ti
 
 
 def _space(configs: Sequence[Config]) -> Space:
-    """Make a point of each config, whose fields the searches compare; it carries its config."""
+    """Make a point of each config, whose fields the searches compare."""
     if not configs:
         raise ValueError("there is no config to try: give configs=[triton.Config(...), ...]")
-    found = [config.all_kwargs() for config in configs]
-    names = list(dict.fromkeys(name for each in found for name in each))
-    fields = [(name, Any, field(default=None)) for name in names]
-    fields.append(("_config", Any, field(default=None, compare=False, repr=False)))
-    made = dataclasses.make_dataclass("TritonPoint", fields, frozen=True)
-    points = (made(**each, _config=config) for each, config in zip(found, configs, strict=True))
-    return Space(tuple(dict.fromkeys(points)))
-
-
-def _config(point: Any) -> Config:
-    return point._config
+    points = points_of(configs, [config.all_kwargs() for config in configs])
+    return Space(tuple(points))
 
 
 def _key(kernel: Autotuner, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -195,7 +179,7 @@ class _TritonJob:
 
     def given(self, point: Any) -> dict[str, Any]:
         """Return all arguments and options of a launch, with what `@triton.heuristics` adds."""
-        found = {**self.args, **_config(point).all_kwargs()}
+        found = {**self.args, **point.config_.all_kwargs()}
         inner = self.kernel
         while not isinstance(inner, JITFunction):
             if isinstance(inner, Heuristics):
@@ -210,7 +194,7 @@ class _TritonJob:
 
     def launch(self, point: Any) -> Callable[[], Any]:
         """Return what launches it, with the hooks that Triton's autotuner would call before."""
-        given, config = self.given(point), _config(point)
+        given, config = self.given(point), point.config_
         run = self.jit[self.grid_of(point)]
 
         def launch() -> None:
@@ -224,7 +208,7 @@ class _TritonJob:
 
     def known(self, point: Any, compiled: Built | None) -> dict[str, Any]:
         """Return what the model is asked with: see learn/features.py."""
-        fields = {_plain(name): value for name, value in _config(point).all_kwargs().items()}
+        fields = {_plain(name): value for name, value in point.config_.all_kwargs().items()}
         sizes = {name.lower(): v for name, v in self.args.items() if type(v) is int and v > 0}
         shape = {name: sizes[name] for name in _SIZES if name in sizes}
         largest = max(self.tensors, key=lambda tensor: tensor.nbytes)
@@ -232,7 +216,7 @@ class _TritonJob:
             "kernel": "", "dtype": str(largest.dtype).removeprefix("torch."), "config": fields,
             "shape": shape if {"m", "n"} <= set(shape) else {}, "grid": self.grid_of(point),
             "bytes": float(sum(tensor.nbytes for tensor in self.tensors)), "flops": self.flops,
-            "trips": float(self.trips(_config(point).all_kwargs())) if self.trips else math.nan,
+            "trips": float(self.trips(point.config_.all_kwargs())) if self.trips else math.nan,
         }  # fmt: skip
         return {**found, **(compiled.facts if compiled else {})}
 
@@ -284,7 +268,7 @@ class _Run:
         self.compiled.update(zip(new, build_all(launches, self._job.arch), strict=True))
 
     def _measure(self, point: Any, generation: int) -> float | None:
-        config, built = _config(point), self.compiled[point]
+        config, built = point.config_, self.compiled[point]
         trial = self._recorder.start(
             config.all_kwargs(), decorator=str(config), generation=generation
         )
