@@ -1,4 +1,4 @@
-"""What all commands share: exit statuses, messages, progress, and checks of output files.
+"""What all commands share: exit statuses, messages, progress, and output files.
 
 0 fine, 1 something was found, 2 the command could not do it, 130 interrupted.
 """
@@ -150,6 +150,20 @@ def check_installed(option: str, *modules: str) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"{option} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+
+
+@contextmanager
+def picture(path: str, down: int = 1, across: int = 1, **how: Any) -> Iterator[tuple[Any, Any]]:
+    """Draw into a file: yield the figure and the array of its panels. `how`: see plt.subplots."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(down, across, squeeze=False, layout="constrained", **how)
+    yield figure, panels
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 def ensure_compiler_cache() -> None:

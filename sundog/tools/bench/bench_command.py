@@ -23,6 +23,7 @@ from .._console import (
     FOUND,
     command,
     ensure_compiler_cache,
+    picture,
     write_json,
     write_results,
 )
@@ -204,41 +205,30 @@ _PRODUCT = 8  # operations per byte, from which it is a product, not a sum
 
 def draw(path: str, rows: list[Row], size: int) -> None:
     """Draw over the number of programs, a panel per problem, or over bytes where that is fixed."""
-    import matplotlib.pyplot as plt
-
     timed = [row for row in rows if row.times is not None]
-    if len({row.programs for row in timed if row.config}) > 1:
-        figure = _by_programs(plt, timed, size)
-    else:
-        figure = _by_bytes(plt, timed, size)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    has_several = len({row.programs for row in timed if row.config}) > 1
+    (_by_programs if has_several else _by_bytes)(path, timed, size)
 
 
-def _by_programs(plt: Any, rows: list[Row], size: int) -> Any:
+def _by_programs(path: str, rows: list[Row], size: int) -> None:
     problems = list(dict.fromkeys(row.problem for row in rows))
     across = min(3, len(problems))
     down = math.ceil(len(problems) / across)
-    figure, panels = plt.subplots(
-        down,
-        across,
-        figsize=(5 * across, 4 * down),
-        squeeze=False,
-        sharex=True,
-        layout="constrained",
-    )
-    variants = list(dict.fromkeys(row.variant for row in rows))
-    for panel, problem in zip(panels.flat, problems, strict=False):
-        mine = [row for row in rows if row.problem == problem]
-        _panel(panel, mine, variants, size)
-        read = mine[0].cost.read_bytes / (1 << 20)
-        panel.set_title(f"{problem_text(problem)}\n{read:.3g} MiB read by each rank", fontsize=9)
-    for panel in panels.flat[len(problems) :]:
-        panel.set_visible(False)
-    panels.flat[0].legend(fontsize=8)
-    figure.supxlabel("programs")
-    figure.supylabel("GB/s of all ranks, read and written")
-    return figure
+    shape = (5 * across, 4 * down)
+    with picture(path, down, across, figsize=shape, sharex=True) as (figure, panels):
+        variants = list(dict.fromkeys(row.variant for row in rows))
+        for panel, problem in zip(panels.flat, problems, strict=False):
+            mine = [row for row in rows if row.problem == problem]
+            _panel(panel, mine, variants, size)
+            read = mine[0].cost.read_bytes / (1 << 20)
+            panel.set_title(
+                f"{problem_text(problem)}\n{read:.3g} MiB read by each rank", fontsize=9
+            )
+        for panel in panels.flat[len(problems) :]:
+            panel.set_visible(False)
+        panels.flat[0].legend(fontsize=8)
+        figure.supxlabel("programs")
+        figure.supylabel("GB/s of all ranks, read and written")
 
 
 def _panel(panel: Any, rows: list[Row], variants: list[str], size: int) -> None:
@@ -258,23 +248,21 @@ def _panel(panel: Any, rows: list[Row], variants: list[str], size: int) -> None:
     panel.set_ylim(bottom=0)
 
 
-def _by_bytes(plt: Any, rows: list[Row], size: int) -> Any:
+def _by_bytes(path: str, rows: list[Row], size: int) -> None:
     """Draw bytes per second and, for products, operations per second in another panel."""
     is_product = any(row.cost.flops > _PRODUCT * row.cost.hbm_bytes for row in rows)
-    figure, axes = plt.subplots(
-        1, 2 if is_product else 1, squeeze=False, layout="constrained",
-        figsize=(12.8 if is_product else 6.4, 4.8),
-    )  # fmt: skip
-    for name in dict.fromkeys(row.variant for row in rows):
-        mine = sorted((r for r in rows if r.variant == name), key=lambda r: r.cost.hbm_bytes)
-        places = [row.cost.hbm_bytes for row in mine]
-        axes[0, 0].plot(places, [_rate(row, size) for row in mine], "o-", label=name)
-        if is_product:
-            axes[0, 1].plot(places, [_flop_rate(row, size) for row in mine], "o-", label=name)
-    for panel, label in zip(axes[0], ("GB/s of all ranks", "TFLOP/s of all ranks"), strict=False):
-        panel.set(xscale="log", xlabel="bytes read and written per rank", ylabel=label)
-    axes[0, 0].legend()
-    return figure
+    rates = {"GB/s of all ranks": _rate, "TFLOP/s of all ranks": _flop_rate}
+    names = dict.fromkeys(row.variant for row in rows)
+    rows = sorted(rows, key=lambda row: row.cost.hbm_bytes)
+    across = 1 + is_product
+    with picture(path, 1, across, figsize=(6.4 * across, 4.8)) as (_, panels):
+        for panel, (label, rate) in zip(panels[0], rates.items(), strict=False):
+            for name in names:
+                mine = [row for row in rows if row.variant == name]
+                places = [row.cost.hbm_bytes for row in mine]
+                panel.plot(places, [rate(row, size) for row in mine], "o-", label=name)
+            panel.set(xscale="log", xlabel="bytes read and written per rank", ylabel=label)
+        panels[0, 0].legend()
 
 
 def _flop_rate(row: Row, size: int) -> float:
@@ -291,23 +279,17 @@ def draw_link(path: str, rows: list[dict[str, Any]], size: int) -> None:
 
     `rows`: as in the JSON.
     """
-    import matplotlib.pyplot as plt
-
     panels: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         found = re.search(r"\bm=\d+", row["problem"])
         if row["times"] is not None:
             panels[found[0] if found else ""].append(row)
-    figure, axes = plt.subplots(
-        1, len(panels), layout="constrained", squeeze=False, figsize=(6.4 * len(panels), 4.8)
-    )
-    for each, (name, some) in zip(axes[0], panels.items(), strict=True):
-        _link_panel(each, some)
-        over = f", {name.replace('m=', 'M=')}" if name else ""
-        each.set_title(f"{size} ranks, the others' data across PCIe{over}")
-    axes[0][0].legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with picture(path, 1, len(panels), figsize=(6.4 * len(panels), 4.8)) as (_, axes):
+        for each, (name, some) in zip(axes[0], panels.items(), strict=True):
+            _link_panel(each, some)
+            over = f", {name.replace('m=', 'M=')}" if name else ""
+            each.set_title(f"{size} ranks, the others' data across PCIe{over}")
+        axes[0][0].legend(fontsize=8)
 
 
 def _link_panel(axes: Any, rows: list[dict[str, Any]]) -> None:
@@ -341,22 +323,16 @@ def bars_of(rows: list[Row]) -> dict[str, list[Bar]]:
 
 def draw_bars(path: str, rows: list[Row]) -> None:
     """Draw a panel per problem: the measured time, the expected time, and a line at the limit."""
-    import matplotlib.pyplot as plt
-
     panels = bars_of(rows)
     height = 1 + 0.5 * sum(len(bars) + 1 for bars in panels.values())
-    figure, axes = plt.subplots(
-        max(len(panels), 1), 1, squeeze=False, layout="constrained", figsize=(8, height)
-    )
-    for panel, (problem, bars) in zip(axes[:, 0], panels.items(), strict=False):
-        places = range(len(bars))
-        panel.barh([p - 0.2 for p in places], [bar[1] for bar in bars], 0.4, label="measured")
-        panel.barh([p + 0.2 for p in places], [bar[2] for bar in bars], 0.4, label="expected")
-        panel.axvline(bars[0][3], linestyle=":", color="black", label="limit")
-        panel.set_yticks(list(places), [bar[0] for bar in bars])
-        panel.invert_yaxis()
-        panel.set_title(problem_text(problem), fontsize=9)
-        panel.set_xlabel("us of the slowest rank")
-    axes[0, 0].legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with picture(path, max(len(panels), 1), figsize=(8, height)) as (_, axes):
+        for panel, (problem, bars) in zip(axes[:, 0], panels.items(), strict=False):
+            places = range(len(bars))
+            panel.barh([p - 0.2 for p in places], [bar[1] for bar in bars], 0.4, label="measured")
+            panel.barh([p + 0.2 for p in places], [bar[2] for bar in bars], 0.4, label="expected")
+            panel.axvline(bars[0][3], linestyle=":", color="black", label="limit")
+            panel.set_yticks(list(places), [bar[0] for bar in bars])
+            panel.invert_yaxis()
+            panel.set_title(problem_text(problem), fontsize=9)
+            panel.set_xlabel("us of the slowest rank")
+        axes[0, 0].legend(fontsize=8)

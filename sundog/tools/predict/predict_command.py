@@ -19,7 +19,7 @@ from ...ops.op import BY_REQUEST
 from ...predict.expected import MODELS, time
 from ...predict.parts import Ranks, Time
 from ...report.page import write_page
-from .._console import FINE, command, write_json
+from .._console import FINE, command, picture, write_json
 from .._options import PredictOptions
 from .simulated import check_reduction, report, told_fields
 
@@ -114,32 +114,24 @@ def _plain(point: Point) -> dict[str, object]:
 
 
 def _draw(path: str, asked: Asked, found: Sequence[Sequence[Point]]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.8))
     name, values = asked.axis
     are_sizes = all(isinstance(at, int) and at > 0 for at in values)  # or dtypes, or with a 0
     algos = sorted({algo for each in found for point in each for algo in point.times})
-    for each, style in zip(found, ("-", "--", ":", "-.") * len(found), strict=False):
-        for color, algo in enumerate(algos):  # an algorithm has its color on all machines
-            there = [point for point in each if algo in point.times]
-            micros = [1e6 * point.times[algo].seconds for point in there]
-            label = f"{algo}, {each[0].hardware.name}" if there else None
-            at = [point.at if are_sizes else values.index(point.at) for point in there]
-            axes.plot(at, micros, style, marker=".", color=f"C{color}", label=label)
-    axes.set(yscale="log", xlabel=name, ylabel="expected, us")
-    if are_sizes:
-        axes.set(xscale="log")
-    else:
-        axes.set_xticks(range(len(values)), [str(at) for at in values])
-    axes.set_title(f"{asked.op}, {asked.size} ranks")
-    axes.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with picture(path, figsize=(7, 4.8)) as (_, [[axes]]):
+        for each, style in zip(found, ("-", "--", ":", "-.") * len(found), strict=False):
+            for color, algo in enumerate(algos):  # an algorithm has its color on all machines
+                there = [point for point in each if algo in point.times]
+                micros = [1e6 * point.times[algo].seconds for point in there]
+                label = f"{algo}, {each[0].hardware.name}" if there else None
+                at = [point.at if are_sizes else values.index(point.at) for point in there]
+                axes.plot(at, micros, style, marker=".", color=f"C{color}", label=label)
+        axes.set(yscale="log", xlabel=name, ylabel="expected, us")
+        if are_sizes:
+            axes.set(xscale="log")
+        else:
+            axes.set_xticks(range(len(values)), [str(at) for at in values])
+        axes.set_title(f"{asked.op}, {asked.size} ranks")
+        axes.legend(fontsize=7)
 
 
 # the algorithms' expected times, over one axis of the problem

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...device.trace import BARRIER, COMPUTE, FETCH, KINDS, SIGNAL, WAIT
+from .._console import picture
 from .record import Raw
 
 _ENDS = np.dtype([("rank", "i4"), ("program", "i4"), ("time", "i8")])
@@ -244,36 +245,28 @@ _PLAIN = {FETCH.value: ("fetch", "#c8d8e8"), COMPUTE.value: ("compute", "#d8e8c8
 
 
 def draw(timeline: Timeline, path: str, rank: int) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     spans = timeline.spans[timeline.spans["rank"] == rank]
     rows = 1 + int(spans["program"].max(initial=0))
-    figure, axes = plt.subplots(figsize=(10, 1.5 + 0.12 * min(max(rows, 8), 48)))
-    colours = plt.get_cmap("tab10")
     scale = 1000 if timeline.unit == "ns" else 1
-    for kind, (name, colour) in _PLAIN.items():
-        _bars(axes, spans[spans["kind"] == kind], name, colour, scale)
-    waits = spans[np.isin(spans["kind"], (WAIT.value, BARRIER.value))]
-    for peer in np.unique(waits["ended_by"]).tolist():
-        own = waits[waits["ended_by"] == peer]
-        _bars(axes, own, _waited_for(peer, rank), colours(peer % 10 if peer >= 0 else 7), scale)
-    unit = "us" if timeline.unit == "ns" else timeline.unit
-    [summary] = [each for each in summarise(timeline) if each.rank == rank]
-    axes.set(
-        xlabel=f"time [{unit}]",
-        ylabel="program",
-        ylim=(rows - 0.5, -0.5),
-        title=f"{timeline.title}\nrank {rank}: {summary.cells()[2]} of program time waited",
-    )
-    axes.title.set_fontsize(9)
-    axes.autoscale_view(scaley=False)
-    axes.legend(fontsize=7, loc="lower left", bbox_to_anchor=(1, 0))
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    height = 1.5 + 0.12 * min(max(rows, 8), 48)
+    with picture(path, figsize=(10, height)) as (_, [[axes]]):
+        for kind, (name, colour) in _PLAIN.items():
+            _bars(axes, spans[spans["kind"] == kind], name, colour, scale)
+        waits = spans[np.isin(spans["kind"], (WAIT.value, BARRIER.value))]
+        for peer in np.unique(waits["ended_by"]).tolist():
+            own = waits[waits["ended_by"] == peer]
+            _bars(axes, own, _waited_for(peer, rank), f"C{peer % 10 if peer >= 0 else 7}", scale)
+        unit = "us" if timeline.unit == "ns" else timeline.unit
+        [summary] = [each for each in summarise(timeline) if each.rank == rank]
+        axes.set(
+            xlabel=f"time [{unit}]",
+            ylabel="program",
+            ylim=(rows - 0.5, -0.5),
+            title=f"{timeline.title}\nrank {rank}: {summary.cells()[2]} of program time waited",
+        )
+        axes.title.set_fontsize(9)
+        axes.autoscale_view(scaley=False)
+        axes.legend(fontsize=7, loc="lower left", bbox_to_anchor=(1, 0))
 
 
 def _waited_for(peer: int, rank: int) -> str:

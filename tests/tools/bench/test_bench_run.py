@@ -349,10 +349,15 @@ def lines_of(panel: Any) -> dict[str, tuple[list, list]]:
     }
 
 
-def test_the_plot_has_a_panel_per_size_and_a_line_per_algorithm(simulated: list[str]) -> None:
-    plt = pytest.importorskip("matplotlib.pyplot")
+def test_the_plot_has_a_panel_per_size_and_a_line_per_algorithm(
+    simulated: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(pytest.importorskip("matplotlib.pyplot"), "close", drawn.append)
     rows = run(*AXES)
-    figure = bench_command._by_programs(plt, rows, 3)
+    for each in (rows, [dataclasses.replace(row, limit=0.0) for row in rows]):
+        bench_command.draw(str(tmp_path / "a.png"), each, 3)
+    figure, empty = drawn
     small, large = figure.axes
     assert [panel.get_title().partition("\n")[0] for panel in figure.axes] == [
         "numel=48, dtype=float32, size=3",
@@ -365,12 +370,7 @@ def test_the_plot_has_a_panel_per_size_and_a_line_per_algorithm(simulated: list[
     assert lines["pull"] == ([2, 3], rates[2:4])
     assert set(lines["torch.cat"][1]) == {rates[4]}
     assert lines_of(small)["push"][1] != lines["push"][1]
-    plt.close(figure)
-    empty = bench_command._by_programs(
-        plt, [dataclasses.replace(row, limit=0.0) for row in rows], 3
-    )
     assert list(lines_of(empty.axes[0])) == ["push", "pull", "torch.cat", "copy_"]
-    plt.close(empty)
 
 
 def test_a_time_is_compared_with_the_stored_one(
