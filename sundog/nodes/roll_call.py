@@ -182,11 +182,11 @@ def _receive(link: socket.socket) -> Any:
     return json.loads(data)
 
 
-def own_address(store: Any, resolve: Callable[[str], str] = socket.gethostbyname) -> str:
+def own_address(store: Any) -> str:
     """Return the address by which this machine reaches the store, and others reach it."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host = getattr(store, "host", "") or socket.gethostname()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((resolve(host), 9))  # a datagram socket: nothing is sent
+        probe.connect((socket.gethostbyname(host), 9))  # a datagram socket: nothing is sent
         return str(probe.getsockname()[0])

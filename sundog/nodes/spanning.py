@@ -72,15 +72,6 @@ class SpanningWorld:
             "matmul_all_reduce", "matmul_reduce_scatter", "reduce", "reduce_scatter",
         )
     }  # fmt: skip
-    all_gather = routed("all_gather", SPANNING["all_gather"])
-    all_gather_matmul = routed("all_gather_matmul", SPANNING["all_gather_matmul"])
-    all_reduce = routed("all_reduce", SPANNING["all_reduce"])
-    all_to_all = routed("all_to_all", SPANNING["all_to_all"])
-    broadcast = routed("broadcast", SPANNING["broadcast"])
-    matmul_all_reduce = routed("matmul_all_reduce", SPANNING["matmul_all_reduce"])
-    matmul_reduce_scatter = routed("matmul_reduce_scatter", SPANNING["matmul_reduce_scatter"])
-    reduce = routed("reduce", SPANNING["reduce"])
-    reduce_scatter = routed("reduce_scatter", SPANNING["reduce_scatter"])
 
     def __init__(
         self, local: World, machines: Machines, node: int, group: Any, roll_call: RollCall,
@@ -329,6 +320,10 @@ class SpanningWorld:
 
     def _check_rank(self, rank: Any) -> int:
         return checked_rank(rank, self.size)
+
+
+for _name, _function in SpanningWorld.SPANNING.items():
+    setattr(SpanningWorld, _name, routed(_name, _function))
 
 
 # opening
