@@ -207,11 +207,10 @@ def _other_epoch(call: ast.Call) -> Iterator[Edit]:
     name = called(call)
     if name not in _SIGNALS | _WAITS:
         return  # one less for a whole barrier shifts both of its sides: the same barrier
-    place = next((i for i, a in enumerate(call.args) if ast.unparse(a) == "ctx"), 0) - 1
-    if place >= 0:
-        yield f"{name}: the epoch is one less", call.lineno, partial(_less, call.args, place)
-    if place >= 0 and name in _WAITS:
-        yield f"{name}: the epoch is one more", call.lineno, partial(_more, call.args, place)
+    place = (_context(call) or 0) - 1
+    ways = {"less": ast.Sub(), "more": ast.Add()} if name in _WAITS else {"less": ast.Sub()}
+    for way, how in ways.items() if place >= 0 else ():
+        yield f"{name}: the epoch is one {way}", call.lineno, partial(_shift, call.args, place, how)
 
 
 def _earlier_poll(loop: ast.While) -> Iterator[Edit]:
@@ -220,18 +219,11 @@ def _earlier_poll(loop: ast.While) -> Iterator[Edit]:
             continue  # the bound of a wait is not what it waits for
         if isinstance(node.ops[0], ast.Lt | ast.Eq | ast.NotEq):
             what = f"while {ast.unparse(node)}: waits for one less"
-            yield what, node.lineno, partial(_less, node.comparators, 0)
-
-
-def _less(expressions: list[ast.expr], place: int) -> None:
-    _shift(expressions, place, ast.Sub())
-
-
-def _more(expressions: list[ast.expr], place: int) -> None:
-    _shift(expressions, place, ast.Add())
+            yield what, node.lineno, partial(_shift, node.comparators, 0, ast.Sub())
 
 
 def _shift(expressions: list[ast.expr], place: int, how: ast.operator) -> None:
+    """Add one to an expression, or subtract it."""
     old = expressions[place]
     new = ast.BinOp(old, how, ast.Constant(1))
     expressions[place] = ast.fix_missing_locations(ast.copy_location(new, old))
@@ -406,7 +398,7 @@ def _smaller_masks(tree: ast.FunctionDef, calls: list[ast.Call]) -> Iterator[Edi
             masks.append(node.value)
     for bound in [bound for mask in masks for bound in _bounds(mask)]:
         what = f"mask {ast.unparse(bound)}: one less"
-        yield what, bound.lineno, partial(_lower, bound)
+        yield what, bound.lineno, partial(_shift, bound.comparators, 0, ast.Sub())
 
 
 def _reads(call: ast.Call, tree: ast.FunctionDef) -> bool:
@@ -427,9 +419,3 @@ def _bounds(mask: ast.expr) -> Iterator[ast.Compare]:
         yield from _bounds(mask.right)
     elif isinstance(mask, ast.Compare) and isinstance(mask.ops[0], ast.Lt):
         yield mask
-
-
-def _lower(comparison: ast.Compare) -> None:
-    old = comparison.comparators[0]
-    new = ast.BinOp(old, ast.Sub(), ast.Constant(1))
-    comparison.comparators[0] = ast.fix_missing_locations(ast.copy_location(new, old))
