@@ -52,6 +52,17 @@ def _share(total: Tensor, dim: int, group_name: Any) -> Tensor:
     return total.chunk(group.size(), dim)[group.rank()].contiguous()
 
 
+def _into(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the form that writes its result to the last argument."""
+
+    def call(*given: Any, **named: Any) -> Tensor:
+        *rest, out = (*given, *named.values())
+        result: Tensor = out.copy_(kernel(*rest).view(out.shape))
+        return result
+
+    return call
+
+
 # torch.ops.symm_mem
 
 
@@ -69,20 +80,10 @@ def _one_shot(input: Tensor, reduce_op: str, group_name: str) -> Tensor:
     return _reduced(input, reduce_op, group_name)
 
 
-def _one_shot_out(input: Tensor, reduce_op: str, group_name: str, out: Tensor) -> Tensor:
-    return out.copy_(_one_shot(input, reduce_op, group_name))
-
-
 def _one_shot_copy(buffer: Tensor, local: Tensor, reduce_op: str, group_name: str) -> Tensor:
     _check_symmetric(buffer, "one_shot_all_reduce_copy")
     buffer.view(-1)[: local.numel()].copy_(local.reshape(-1))
     return _reduced(local, reduce_op, group_name)
-
-
-def _one_shot_copy_out(
-    buffer: Tensor, local: Tensor, reduce_op: str, group_name: str, out: Tensor
-) -> Tensor:
-    return out.copy_(_one_shot_copy(buffer, local, reduce_op, group_name))
 
 
 def _two_shot(input: Tensor, reduce_op: str, group_name: str) -> Tensor:
@@ -154,11 +155,12 @@ def _write_value(input: Tensor, offset: int, val: int) -> Tensor:
 
 
 _SYMMETRIC: dict[str, Callable[..., Any]] = {
-    "one_shot_all_reduce": _one_shot, "one_shot_all_reduce_out": _one_shot_out,
-    "one_shot_all_reduce_copy": _one_shot_copy, "one_shot_all_reduce_copy_out": _one_shot_copy_out,
-    "two_shot_all_reduce_": _two_shot, "two_shot_all_reduce_out": _one_shot_out,
+    "one_shot_all_reduce": _one_shot, "one_shot_all_reduce_out": _into(_one_shot),
+    "one_shot_all_reduce_copy": _one_shot_copy,
+    "one_shot_all_reduce_copy_out": _into(_one_shot_copy),
+    "two_shot_all_reduce_": _two_shot, "two_shot_all_reduce_out": _into(_one_shot),
     "multimem_all_reduce_": _two_shot, "multimem_one_shot_all_reduce": _one_shot,
-    "multimem_one_shot_all_reduce_out": _one_shot_out,
+    "multimem_one_shot_all_reduce_out": _into(_one_shot),
     "multimem_one_shot_reduce_out": _reduce_to_root, "reduce_scatter_out": _reduce_scatter_out,
     "multimem_all_gather_out": _all_gather_out,
     "_low_contention_all_gather": _low_contention_all_gather,
@@ -180,18 +182,8 @@ def _all_gather(x: Tensor, group_size: int, group_name: Any) -> Tensor:
     return _gathered(x, 0, group_name)
 
 
-def _all_gather_into(x: Tensor, group_size: int, group_name: Any, *, out: Tensor) -> Tensor:
-    return out.copy_(_gathered(x, 0, group_name).view(out.shape))
-
-
 def _reduce_scatter(x: Tensor, reduce_op: str, group_size: int, group_name: Any) -> Tensor:
     return _share(_reduced(x, reduce_op, group_name), 0, group_name)
-
-
-def _reduce_scatter_into(
-    x: Tensor, reduce_op: str, group_size: int, group_name: Any, *, out: Tensor
-) -> Tensor:
-    return out.copy_(_reduce_scatter(x, reduce_op, group_size, group_name).view(out.shape))
 
 
 def _broadcast_in_place(x: Tensor, src: int, group_name: Any) -> Tensor:
@@ -221,9 +213,10 @@ def _each(kernel: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
 _FUNCTIONAL: dict[str, Callable[..., Any]] = {
     "all_reduce": _reduced, "all_reduce_": _reduced_in_place,
     "all_reduce_coalesced": _each(_reduced), "all_reduce_coalesced_": _each(_reduced_in_place),
-    "all_gather_into_tensor": _all_gather, "all_gather_into_tensor_out": _all_gather_into,
+    "all_gather_into_tensor": _all_gather, "all_gather_into_tensor_out": _into(_all_gather),
     "all_gather_into_tensor_coalesced": _each(_all_gather),
-    "reduce_scatter_tensor": _reduce_scatter, "reduce_scatter_tensor_out": _reduce_scatter_into,
+    "reduce_scatter_tensor": _reduce_scatter,
+    "reduce_scatter_tensor_out": _into(_reduce_scatter),
     "reduce_scatter_tensor_coalesced": _each(_reduce_scatter),
     "broadcast": _broadcast, "broadcast_": _broadcast_in_place, "all_to_all_single": _all_to_all,
     "wait_tensor": lambda tensor: tensor,

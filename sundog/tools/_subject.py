@@ -19,7 +19,6 @@ import torch
 
 from ..machine.launcher import unseen
 from ..ops import load
-from ..ops import load as loading
 from ..ops import op as ops
 from ..world.world import World
 from ._primitives import PRIMITIVES
@@ -68,7 +67,7 @@ def resolve(target: str) -> Resolved:
         target,
         tuple(
             Algorithm(f"{base}.{algo}" if algo else base, algo, module)
-            for algo, module in loading.algorithms(target).items()
+            for algo, module in load.algorithms(target).items()
         ),
     )
 
@@ -112,7 +111,7 @@ def _names_op(target: str) -> bool:
     if colon or not path.endswith(".py"):
         return not colon
     module = load.load(path)
-    return not hasattr(module, "main") and loading.is_op(module)
+    return not hasattr(module, "main") and load.is_op(module)
 
 
 def _loaded(path: str, target: str) -> ModuleType:

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from ...knobs import BACKENDS
-from ...ops import load as loading
+from ...ops import load
 from ...ops import op as ops
 from ...target import has_gpu
 from ...world.world import World
@@ -89,7 +89,7 @@ def all_names(backend: str = "", size: int = 0) -> list[str]:
     of_torch, there = list(_OF_TORCH) if backend == "symm" else [], list(ops.OPS)
     if backend in ("virtual", "symm") and torch.cuda.device_count() < size:
         of_torch = [name for name in of_torch if name != "torch.nccl"]
-        there = [n for n in there if not getattr(loading.find(n), "OWN_GPU", False)]
+        there = [n for n in there if not getattr(load.find(n), "OWN_GPU", False)]
     return [*there, *PRIMITIVES, *of_torch]
 
 
@@ -177,7 +177,7 @@ def _all_reduce_of_torch(target: str, size: int) -> Subject:
     from ..baselines import BASELINES  # torch.distributed is slow to import
 
     baseline = BASELINES["all_reduce"][_OF_TORCH[target]]
-    op = loading.find("all_reduce")
+    op = load.find("all_reduce")
     problem = op.Problem(4096, torch.bfloat16, size)  # an aligned size, as torch's ops require
 
     def prepare(world: World) -> Callable[..., Any]:
