@@ -185,7 +185,7 @@ def goals(house: House) -> str:
     import prose
 
     modules = house.modules.values()
-    single = without_commands(house)
+    single = beside_tables(house)
     first, _, third = map(len, call_path.files_of_a_call())
     names = f"{len(house.colliding_stems)} / {len(house.colliding_classes)}"
     phrases = [line for path in prose.files(prose.IN_SCOPE) for line in prose.matches(path)]
@@ -196,21 +196,24 @@ def goals(house: House) -> str:
         ("files crossed by a first / repeated all_gather", f"{first} / {third}", "18 / 7"),
         ("host collectives for a new plan", len(call_path.talk_of_a_plan()), 2),
         ("colliding file / class names", names, "0 / 5"),
-        ("modules with one importer, commands left out", len(single), 35),
+        ("modules with one importer, what tables name left out", len(single), 35),
         ("matches of the prose check", len(phrases), 0),
     ]
     lines = [f"| {what} | {now} | {goal} |" for what, now, goal in rows]
     return "\n".join(["| | now | goal |", "|---|--:|--:|", *lines])
 
 
-def without_commands(house: House) -> dict[str, str]:
-    """Return `one_importer` without the commands, which a table in cli.py names."""
+def beside_tables(house: House) -> dict[str, str]:
+    """Return `one_importer` without what a table names: commands, algorithms, rules."""
+    from sundog.checker.rules import WATCHING
     from sundog.cli import COMMANDS
+    from sundog.ops.op import FUNCTIONS, OPS
 
-    commands = {f"{PACKAGE}.tools.{home}" for _, home in COMMANDS.values()}
+    named = {f"{PACKAGE}.tools.{home}" for _, home in COMMANDS.values()}
+    named |= {*OPS.values(), *FUNCTIONS.values(), *(f"{PACKAGE}.checker.{r}" for r in WATCHING)}
     entries = (f"{PACKAGE}.cli", f"{PACKAGE}.__main__")
     single = house.one_importer.items()
-    return {name: by for name, by in single if by not in entries and name not in commands}
+    return {name: by for name, by in single if by not in entries and name not in named}
 
 
 def added_since(revision: str) -> set[Path]:

@@ -10,18 +10,17 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
-from house import House, account, without_commands
+from house import House, account, beside_tables
 
-from sundog.checker.rules import WATCHING
-from sundog.ops.op import FUNCTIONS, OPS, SHAPE
+from sundog.ops.op import SHAPE
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
     "(top)": 1185,
     "backends": 3950,
-    "checker": 3765,
+    "checker": 3725,
     "collectives": 3795,
-    "compat": 3000,
+    "compat": 2980,
     "compiled": 1000,
     "dataset": 3825,
     "dataset/helion": 1830,
@@ -29,20 +28,20 @@ BUDGETS = {
     "device": 1000,
     "fused": 6595,
     "hardware": 405,
-    "interpreter": 3815,
+    "interpreter": 3810,
     "learn": 415,
     "machine": 3765,
-    "nodes": 1900,
+    "nodes": 1895,
     "ops": 1955,
     "predict": 1375,
-    "report": 540,
-    "tools": 3080,
-    "tools/bench": 935,
-    "tools/check": 1490,
-    "tools/predict": 860,
+    "report": 535,
+    "tools": 3100,
+    "tools/bench": 900,
+    "tools/check": 1480,
+    "tools/predict": 845,
     "tools/probe": 835,
-    "tools/trace": 610,
-    "tools/tune": 2645,
+    "tools/trace": 600,
+    "tools/tune": 2630,
     "torch": 2400,
     "world": 1555,
 }
@@ -104,8 +103,7 @@ def test_names_are_unique(house: House) -> None:
 
 def test_few_modules_have_one_importer(house: House) -> None:
     """What a table names is not counted: commands in cli.py, algorithms in OPS, rules."""
-    named = {*OPS.values(), *FUNCTIONS.values(), *(f"sundog.checker.{rule}" for rule in WATCHING)}
-    found = {name: by for name, by in without_commands(house).items() if name not in named}
+    found = beside_tables(house)
     assert len(found) <= ONE_IMPORTER, found
 
 
