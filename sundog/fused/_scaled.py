@@ -23,7 +23,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .. import gpu_limits
 from ..device import tiles
 from ..ops.dispatch import CallOptions, call
 from ..ops.op import Plan
