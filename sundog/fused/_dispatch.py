@@ -8,7 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .. import gpu_limits
 from ..collectives._copy import WIDE
 from ..device import memory, signal
 from ..ops.op import barrier_flags
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 IDS = tl.constexpr(2048)  # entries of top-k that a program looks at at once
 COUNTS = tl.constexpr(32)  # that a program stores at once
-_REGISTERS = 65536  # of an SM; a thread has at most
-_MOST_REGISTERS = 255
 
 
 class DispatchShape(NamedTuple):
@@ -60,18 +57,6 @@ def flags_of(world: World, problem: Problem, config: Config) -> DispatchFlags:
 def heads_of(problem: Problem, out: torch.Tensor) -> torch.Tensor:
     """Return the counts at the beginning of out."""
     return out[: problem.counts_bytes].view(torch.int32)
-
-
-def launch_options(world: World, config: Config) -> dict[str, int]:
-    """Return warps, and how many registers a thread may have for all programs to be resident.
-
-    They wait for each other. AMD's compiler takes no such bound, and has no such default.
-    """
-    beside = triton.cdiv(config.programs, world.num_sms)
-    if beside == 1 or gpu_limits.here().is_amd:
-        return {"num_warps": config.num_warps}
-    most = _REGISTERS // (beside * config.num_warps * gpu_limits.here().warp_size)
-    return {"num_warps": config.num_warps, "maxnreg": min(most // 8 * 8, _MOST_REGISTERS)}
 
 
 def launch_shape(problem: Problem, config: Config, itemsize: int, aligned: bool) -> DispatchShape:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import triton
 
-from .. import gpu_limits
 from ..collectives import _copy, _reduce
 from ..collectives._copy import WIDE
 from ..ops.dispatch import CallOptions, call, packed
@@ -33,8 +32,6 @@ OP = "moe_dispatch"
 _LONGEST = 16384  # bytes of a part of a token
 _SHORTEST = 1024
 _MOST = 31  # of topk: a kernel has a bit for each
-_FEW_EXPERTS = 8  # of topk
-_WARPS_BESIDE = 4  # of a program that shares an SM with three others
 
 
 @dataclass(frozen=True)
@@ -124,9 +121,10 @@ def space(problem: Problem) -> list[Config]:
 def default(problem: Problem, num_sms: int) -> Config:
     """Give each program a token at a time, or, with few tokens, a part of one.
 
-    All programs wait at once, so all must be resident. A thread has 64 bytes of a part, or 16 if it
-    is so short that one warp would have it. On an H200 four programs of 4 warps on an SM were
-    fastest: 57 us for 128 tokens of 7168 bfloat16, where one of 8 warps took 64.
+    There are no more programs than SMs, since all wait at once: more of them on each SM took 0.92
+    of the time on an H200 that 8 ranks share, but then no SM has room for the kernel that a late
+    rank runs first. A thread has 64 bytes of a part, or 16 if it is so short that one warp would
+    have it.
     """
     parts = triton.cdiv(max(problem.row, 1), _LONGEST)
     while problem.max_tokens * parts < num_sms and problem.row >= 2 * parts * _SHORTEST:
@@ -134,17 +132,7 @@ def default(problem: Problem, num_sms: int) -> Config:
     items = max(problem.max_tokens * parts, 1)
     part = triton.next_power_of_2(triton.cdiv(problem.row, parts))
     least = min(part // _reduce.warp_bytes(), 2)
-    programs = min(items, num_sms * _beside(problem))
-    most = 8 if programs <= num_sms else _WARPS_BESIDE
-    return Config(programs, parts, max(min(part // 2048, most), least, 1))
-
-
-def _beside(problem: Problem) -> int:
-    """Count the programs for each SM. A thread of four has 128 registers, which do for few experts
-    of aligned rows. AMD was not measured.
-    """
-    is_small = problem.topk <= _FEW_EXPERTS and problem.row % WIDE.value == 0
-    return 4 if is_small and not gpu_limits.here().is_amd else 1
+    return Config(min(items, num_sms), parts, max(min(part // 2048, 8), least, 1))
 
 
 def cost(problem: Problem) -> Cost:

@@ -24,7 +24,6 @@ from ._dispatch import (
     fetch,
     flags_of,
     heads_of,
-    launch_options,
     launch_shape,
     refuse_unknown,
     routed,
@@ -145,7 +144,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         _dispatch_kernel[(config.programs,)](
             source, ids, slots, target, heads_of(problem, out), flags, world.ctx, ids.numel(),
             problem.row // source.itemsize, shape, IDS=room, TRACE=world.kernel_mode,
-            **launch_options(world, config),
+            num_warps=config.num_warps,
         )  # fmt: skip
         return out
 

@@ -24,7 +24,6 @@ from ._dispatch import (
     fetch,
     flags_of,
     heads_of,
-    launch_options,
     launch_shape,
     refuse_unknown,
     routed,
@@ -144,7 +143,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
         _send_kernel[(config.programs,)](
             source, ids, slots, counts, target, heads_of(problem, out), flags, world.ctx, pairs,
             problem.row // source.itemsize, shape, TRACE=world.kernel_mode,
-            **launch_options(world, config),
+            num_warps=config.num_warps,
         )  # fmt: skip
         return out
 
