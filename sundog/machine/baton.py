@@ -33,7 +33,10 @@ def _released_log_locks() -> list[tuple[Any, Any]]:
 
 
 def _wait_for_exit(thread: threading.Thread) -> None:
-    """Wait for what C++ code does at the end of the thread, before which `join` returns."""
+    """Wait for what C++ code does at the end of the thread, before which `join` returns.
+
+    torch takes the GIL there. If the interpreter were ending, that would abort the process.
+    """
     task = f"/proc/self/task/{thread.native_id}"
     while os.path.exists(task):
         time.sleep(_BETWEEN_LOOKS)
@@ -107,8 +110,7 @@ class Runner:
         if self._thread.ident is not None:
             self._wake()  # it waits here if it was prepared
             self._thread.join()
-            if self._first is not None:
-                _wait_for_exit(self._thread)
+            _wait_for_exit(self._thread)
         self._first = None
 
     def throw(self, kind: type[BaseException]) -> None:

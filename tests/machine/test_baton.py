@@ -44,7 +44,8 @@ def test_prepared_threads_run_in_any_order_and_end_when_asked() -> None:
         assert not runner._thread.is_alive()
 
 
-def test_end_waits_for_what_a_library_does_when_its_thread_exits() -> None:
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_end_waits_for_what_a_library_does_when_its_thread_exits(is_prepared: bool) -> None:
     """The library: two keys of pthread, whose destructors sleep 50 ms and then close a file."""
     libc = ctypes.CDLL(None)
     slow, file = ctypes.c_uint(), ctypes.c_uint()
@@ -60,7 +61,12 @@ def test_end_waits_for_what_a_library_does_when_its_thread_exits() -> None:
         libc.pthread_setspecific(slow, ctypes.c_void_p(50_000))
         libc.pthread_setspecific(file, ctypes.c_void_p(write))
 
-    runner = Runner(lambda: caller, first=first)
+    def function() -> Runner:
+        if not is_prepared:
+            first()
+        return caller
+
+    runner = Runner(function, first=first if is_prepared else None)
     caller = Runner()
     runner.prepare()
     caller.hand_to(runner)
