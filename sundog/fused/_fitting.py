@@ -5,7 +5,7 @@ one H200: a product starts in `start` us, a wave of tiles takes `each` us and `p
 of K, and B takes `per_mb` us per megabyte, since with few rows the memory sets the pace. Each line
 was fitted to 6 x 6 shapes (16 to 1,024 rows; N x K from 8192 x 1024 to 14336 x 4096). For a shape
 that is left out of the fit the choice takes at most 1.04 times the fastest of these tiles in 16
-bits, and 1.20 times in FP8. For more rows, and where ranks share a GPU, only the speed of a tile
+bits. For more rows, and where ranks share a GPU, only the speed of a tile
 relative to the largest is known.
 """
 
@@ -24,6 +24,19 @@ _FEW_ROWS = 64  # up to which tiles of 16 rows were measured
 _MOST_ROWS = 1024  # up to which times were
 
 
+class _Product(NamedTuple):
+    shards: int
+    rows: int  # of a shard of A
+    cols: int
+    k: int
+    itemsize: int
+    num_sms: int
+
+    def tiles(self, m: int, n: int) -> int:
+        """Count the tiles. A tile has rows of one shard only."""
+        return int(self.shards * triton.cdiv(self.rows, m) * triton.cdiv(self.cols, n))
+
+
 class _Timed(NamedTuple):
     m: int
     n: int
@@ -35,14 +48,14 @@ class _Timed(NamedTuple):
     per_k: float
     per_mb: float
 
-    def seconds(self, count: int, cols: int, k: int, itemsize: int, num_sms: int) -> float:
-        """Estimate when `count` tiles have ended, in units that all tiles of a list share."""
-        wave = self.each + self.per_k * triton.cdiv(k, self.k) * self.k / 1000
-        return (
-            self.start
-            + triton.cdiv(count, num_sms) * wave
-            + self.per_mb * itemsize * k * cols / 1e6
-        )
+    def seconds(self, product: _Product) -> float:
+        """Estimate when a product has ended, in units that all tiles of a list share."""
+        count = product.tiles(self.m, self.n)
+        k = self.per_k * triton.cdiv(product.k, self.k) * self.k / 1000
+        if self.m > product.rows and count > product.num_sms // 2:
+            k *= 2  # TMA fills what lies beyond A with zeros, at a rate that all SMs share
+        weights = self.per_mb * product.itemsize * product.k * product.cols / 1e6
+        return self.start + triton.cdiv(count, product.num_sms) * (self.each + k) + weights
 
 
 class _Relative(NamedTuple):
@@ -53,8 +66,9 @@ class _Relative(NamedTuple):
     num_stages: int
     speed: float  # of an SM, relative to the largest tile
 
-    def seconds(self, count: int, cols: int, k: int, itemsize: int, num_sms: int) -> float:
-        return triton.cdiv(count, num_sms) * self.m * self.n / self.speed
+    def seconds(self, product: _Product) -> float:
+        waves = triton.cdiv(product.tiles(self.m, self.n), product.num_sms)
+        return waves * self.m * self.n / self.speed
 
 
 _WIDE = (  # of 16 bits
@@ -68,14 +82,14 @@ _WIDE = (  # of 16 bits
     _Timed(128, 256, 64, 8, 4, 0.0, 4.98, 8.95, 0.0313),
 )
 _FP8 = (
-    _Timed(16, 32, 256, 2, 5, 3.13, 0.53, 1.72, 0.0362),
+    _Timed(16, 32, 512, 4, 3, 3.08, 0.47, 1.38, 0.0458),
     _Timed(64, 32, 256, 4, 6, 3.00, 0.40, 0.726, 0.163),
     _Timed(64, 128, 256, 4, 4, 2.45, 0.91, 1.23, 0.154),
     _Timed(128, 128, 128, 4, 6, 2.48, 1.77, 2.15, 0.0920),
     _Timed(128, 256, 128, 8, 4, 1.33, 4.46, 4.37, 0.0437),
 )
 _MANY_ROWS = (_Relative(128, 256, 64, 8, 3, 1.0), _Relative(128, 128, 64, 4, 4, 0.98))
-_MANY_ROWS_FP8 = (_Relative(128, 256, 128, 8, 3, 1.0), _Relative(128, 128, 128, 4, 4, 0.93))
+_MANY_ROWS_FP8 = (_Relative(128, 256, 128, 8, 4, 1.0), _Relative(128, 128, 128, 4, 6, 0.93))
 # Where ranks share a GPU. The largest and 128 x 128 were measured in 16 bits; the others are rough,
 # fitted so that the tiles that were fastest with 16, 64 and 256 rows are chosen.
 _SHARED = (
@@ -96,12 +110,8 @@ def fitting(
     if not gpu_limits.here().has_tma or dtype.itemsize > 2:
         return _halved(rows, shard_rows, cols, k, dtype, num_sms)
     shards = rows // max(shard_rows, 1)
-
-    def seconds(tile: _Timed | _Relative) -> float:
-        count = shards * triton.cdiv(shard_rows, tile.m) * triton.cdiv(cols, tile.n)
-        return tile.seconds(count, cols, k, dtype.itemsize, num_sms)
-
-    tile = min(_known(rows, shard_rows, dtype, num_sms), key=seconds)
+    product = _Product(shards, shard_rows, cols, k, dtype.itemsize, num_sms)
+    tile = min(_known(rows, shard_rows, dtype, num_sms), key=lambda tile: tile.seconds(product))
     made = dict(
         tile_m=tile.m, tile_n=tile.n, tile_k=_tile_k(tile.k, k, dtype), num_warps=tile.num_warps,
         num_stages=tile.num_stages,
