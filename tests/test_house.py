@@ -10,39 +10,40 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
-from house import House, account, beside_tables
+from house import House, account
 
-from sundog.ops.op import SHAPE
+from sundog.checker.rules import WATCHING
+from sundog.ops.op import FUNCTIONS, OPS, SHAPE
 
 # Lines per folder, with the files directly in it.
 BUDGETS = {
-    "(top)": 1185,
-    "backends": 3980,
-    "checker": 3725,
-    "collectives": 3800,
-    "compat": 2980,
+    "(top)": 1505,
+    "backends": 3950,
+    "checker": 5155,
+    "collectives": 3795,
+    "compat": 3000,
     "compiled": 1000,
-    "dataset": 3835,
+    "dataset": 3825,
     "dataset/helion": 1830,
     "dataset/triton": 1670,
     "device": 1000,
-    "fused": 6890,
-    "hardware": 410,
-    "interpreter": 3810,
+    "fused": 6775,
+    "hardware": 405,
+    "interpreter": 3930,
     "learn": 415,
-    "machine": 3765,
-    "nodes": 1895,
-    "ops": 1965,
-    "predict": 1455,
-    "report": 535,
-    "tools": 3095,
-    "tools/bench": 900,
-    "tools/check": 1480,
-    "tools/predict": 850,
-    "tools/probe": 835,
-    "tools/trace": 600,
-    "tools/tune": 2630,
-    "torch": 2420,
+    "machine": 3845,
+    "nodes": 1900,
+    "ops": 1955,
+    "predict": 1390,
+    "report": 540,
+    "tools": 2785,
+    "tools/bench": 955,
+    "tools/check": 1515,
+    "tools/predict": 895,
+    "tools/probe": 845,
+    "tools/trace": 630,
+    "tools/tune": 2660,
+    "torch": 2400,
     "world": 1555,
 }
 LONGEST_FILE = 450
@@ -103,7 +104,10 @@ def test_names_are_unique(house: House) -> None:
 
 def test_few_modules_have_one_importer(house: House) -> None:
     """What a table names is not counted: commands in cli.py, algorithms in OPS, rules."""
-    found = beside_tables(house)
+    named = {*OPS.values(), *FUNCTIONS.values(), *(f"sundog.checker.{rule}" for rule in WATCHING)}
+    entries = ("sundog.cli", "sundog.__main__")
+    single = {name: by for name, by in house.one_importer.items() if by not in entries}
+    found = {name: by for name, by in single.items() if name not in named}
     assert len(found) <= ONE_IMPORTER, found
 
 

@@ -1,8 +1,9 @@
 """All-reduce, residual and RMSNorm in one kernel, with which a tensor-parallel layer ends.
 
-    one_shot      every rank reads all ranks' rows and computes everything: one barrier
-    two_shot      a row has one owner, who normalises it and stores it to all ranks: large results
-    low_latency   two shots in which every word carries its own flag: the smallest
+    one_shot          every rank reads all ranks' rows and computes everything: one barrier
+    two_shot          a row's owner normalises it and stores it to all ranks: large results
+    two_shot_sliced   a slice's owner adds it, for all ranks, which normalise: fewer bytes on links
+    low_latency       two shots in which every word carries its own flag: the smallest
 
 A row's bits depend on that row alone: not on how many rows there are, nor on the algorithm, the
 config, the grid or the graph (_rms_norm.py says why). The new residual has the bits of all_reduce
@@ -276,9 +277,9 @@ def all_reduce_rms_norm(
     dtype, by default this GPU's. `gemma` scales by 1 + weight. All but x are the same on all ranks.
 
     x is [..., hidden], and so are the results. They share the memory of `out`, if given: a
-    contiguous tensor of as many bytes; without FP8, of x's dtype and twice its size. two_shot wants
-    x and `out` on the heap, else it copies. A strided input is copied too. The top of this file
-    says what a row's bits depend on.
+    contiguous tensor of as many bytes; without FP8, of x's dtype and twice its size. Both forms of
+    two_shot want x and `out` on the heap, else they copy. A strided input is copied too. The top of
+    this file says what a row's bits depend on.
     """
     shared = {} if scale is None else {"scale": scale}
     given = {"x": x, "residual": residual, "weight": weight, "bias": bias, **shared}

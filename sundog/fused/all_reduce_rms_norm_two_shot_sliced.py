@@ -17,7 +17,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .. import gpu_limits
 from ..collectives import _reduce
 from ..device import context, signal, trace
 from ..ops.op import Plan, agree, barrier_flags
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 SYMMETRIC = ("x", "out")
 _LONG = 8192  # elements of a row for whose norm 4 warps have the registers: 64 for each thread
 _MOST_WARPS = 16
-_PER_THREAD = 8  # elements of each rank that a thread adds at once: 16 bytes, or 32
+_LEAST_BLOCK = 256
 _LEVEL = tl.constexpr(32)  # bit where a measure's level begins, above the sum
 
 
@@ -57,6 +56,11 @@ def _warps(hidden: int) -> int:
     return int(max(min(row // 256, 4), min(row * 4 // _LONG, _MOST_WARPS), 1))
 
 
+def _block(problem: Problem, warps: int) -> int:
+    """Count a tile's elements: a thread has 16 bytes of each rank in flight."""
+    return max(warps * _reduce.warp_bytes() // problem.dtype.itemsize, _LEAST_BLOCK)
+
+
 def _slice(problem: Problem) -> int:
     """Count a rank's columns: whole groups. The last ranks may have fewer, or none."""
     group = _rms_norm.GROUP.value
@@ -68,6 +72,9 @@ def _two_shot_sliced_kernel(
     x, given, out, measures, ready, done, epochs, ctx, tokens, cfg, SLICE: tl.constexpr
 ):
     WIDE: tl.constexpr = triton.next_power_of_2(SLICE)
+    # A tile has slices of several rows, or a slice has several tiles.
+    ROWS: tl.constexpr = cfg.block // WIDE if cfg.block > WIDE else 1
+    PIECES: tl.constexpr = WIDE // cfg.block if cfg.block < WIDE else 1
     program, programs = tl.program_id(0), tl.num_programs(0)
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(epochs + program) + 1
@@ -82,8 +89,8 @@ def _two_shot_sliced_kernel(
     weights = _rms_norm.fetch_row(given.weight, program * 0, 1, 0, cfg)
     signal.wait_all(ready + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
-    for token in range(program, tokens, programs * max(cfg.block // WIDE, 1)):
-        for piece in range(max(WIDE // cfg.block, 1)):
+    for token in range(program, tokens, programs * ROWS):
+        for piece in range(PIECES):
             _add_tile(xs, sums, tables, given, token, piece, rank, tokens, cfg, SLICE)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
     # My loads of the peers' x, which they may overwrite once this kernel of theirs has ended, and
@@ -161,8 +168,7 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     groups = triton.cdiv(problem.hidden, _rms_norm.GROUP.value)
     measures = world.empty((problem.tokens, groups), torch.int64, f"{OP}.measures")
     flags = barrier_flags(world, OP, programs, "ready", "done")
-    block = max(warps * gpu_limits.here().warp_size * _PER_THREAD, 256)
     return planned(
         world, problem, config, _two_shot_sliced_kernel, programs, (measures, *flags),
-        block=block, num_warps=warps, SLICE=_slice(problem),
+        block=_block(problem, warps), num_warps=warps, SLICE=_slice(problem),
     )  # fmt: skip

@@ -305,9 +305,9 @@ def all_reduce_rms_norm_two_shot_sliced(problem: Any, config: Any, ranks: Ranks)
     traffic = Traffic(tokens * row * (1 + 1 / size), tokens * row, 0, far, far)
     tile = Round(part * (size + 1), row, is_there=True)
     added = copied(ranks, "sum and store", traffic, tile, rounds)
-    # A row comes from the cache if all that was just stored fits there, as reread.
-    kept = Traffic(0, tokens * (out - row), tokens * row)
-    normed = copied(ranks, "norm", kept, Round(row, out - row), rounds)
+    fits = 2 * tokens * row * ranks.per_gpu <= ranks.hardware.gpu.cache_bytes  # beside x
+    again = Traffic(tokens * row * (not fits), tokens * (out - row), tokens * row * fits)
+    normed = copied(ranks, "norm", again, Round(row, out - row), rounds)
     return [launch(ranks), barrier(ranks), added, barrier(ranks), normed]
 
 

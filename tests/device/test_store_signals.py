@@ -21,6 +21,7 @@ from sundog.dataset.triton.compile import gpu_target
 from sundog.dataset.triton.triton_module import read_module
 from sundog.device import context, signal
 from sundog.ops.load import find
+from sundog.ops.op import OPS
 from sundog.testing import check
 from sundog.tools._launches import record
 from sundog.tools._subject import exercise
@@ -157,7 +158,7 @@ def _is_peers(access: ttgir.MemoryAccess, roles: dict[str, str]) -> bool:
 
 @pytest.mark.sim_only
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", [*KINDS, "all_reduce_rms_norm.low_latency"])
+@pytest.mark.parametrize("name", [op for op in OPS if op != "all_reduce.atomic"])  # it adds
 def test_no_atomic_goes_to_a_peers_address(name: str, target: str) -> None:
     is_amd = target != "sm_90"
     for _, fn, heap in functions(name, Case({}, {}, 2)):

@@ -107,7 +107,7 @@ def test_many_replays_of_a_graph_have_the_same_bits() -> None:
 
 
 def test_every_algorithm_takes_a_few_rows() -> None:
-    """So that the tests above compare three algorithms and not one."""
+    """So that the tests above compare all algorithms and not one."""
     for algo in algorithms(OP):
         module = find(f"{OP}.{algo}")
         problem = module.Problem(8, 7168, torch.bfloat16, 8)
