@@ -174,18 +174,35 @@ def add_row(rows, skip, token, given, cfg):
 
 
 @triton.jit
-def add_part(rows, skip, at, column, inside, given, cfg):
-    """Add elements `at` of the new residual, zeros outside the mask."""
+def add_part(rows, skip, at, column, inside, given, cfg, TOGETHER: tl.constexpr = False):
+    """Add elements `at` of the new residual, zeros outside the mask.
+
+    TOGETHER: use none before all are loaded. It takes instructions, and pays where a thread has one
+    load of each rank: ptxas has only four of those in flight, and goes on when the first arrive.
+    """
     # All loads first, to be in flight together.
     residual = tl.load(given.residual + at, mask=inside, other=0.0)
     tiles = ()
     for peer in tl.static_range(cfg.size):
         tiles = tiles + (tl.load(rows[peer] + skip + at, mask=inside),)
     total = _reduce.widen(tiles[0])
+    if TOGETHER:
+        total = _after_all(total, residual, tiles, column >= 0)
     for peer in tl.static_range(1, cfg.size):
         total = _reduce.combine(total, _reduce.widen(tiles[peer]), "sum")
     part = add(total.to(residual.dtype), residual, given.bias, column, cfg)
     return tl.where(inside, part, 0.0).to(part.dtype)
+
+
+@triton.jit
+def _after_all(first, residual, tiles, always):
+    """Return the first tile. `always` is true, but the compiler must take all tiles into account,
+    which are loaded by then.
+    """
+    mixed = _reduce.widen(residual).to(tl.int32, bitcast=True)
+    for n in tl.static_range(1, len(tiles)):
+        mixed = mixed ^ _reduce.widen(tiles[n]).to(tl.int32, bitcast=True)
+    return tl.where(always, first, mixed.to(tl.float32, bitcast=True))
 
 
 @triton.jit

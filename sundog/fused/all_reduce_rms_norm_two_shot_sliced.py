@@ -83,11 +83,8 @@ def _two_shot_sliced_kernel(
     tables = _reduce.everywhere(measures, rank, ctx, cfg.size)
     # My x is written, since all earlier work on the stream has ended; and nobody here reads my out
     # or my measures: the last call's programs, which did, have ended too. The peers' programs with
-    # this number read my x, and store to the other two, only after they have this signal.
-    signal.signal_all(ready + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
-    # On its way while the flags are.
-    weights = _rms_norm.fetch_row(given.weight, program * 0, 1, 0, cfg)
-    signal.wait_all(ready + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
+    # this number read my x, and store to the other two, only after this barrier.
+    signal.barrier_ranks(ready + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
     for token in range(program, tokens, programs * ROWS):
         for piece in range(PIECES):
@@ -96,7 +93,9 @@ def _two_shot_sliced_kernel(
     # My loads of the peers' x, which they may overwrite once this kernel of theirs has ended, and
     # my stores to them, before the flags: their programs with this number read what I stored. Their
     # stores before my loads, of this rank's copies alone.
-    signal.barrier_ranks(done + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
+    signal.signal_all(done + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
+    weights = _rms_norm.fetch_row(given.weight, program * 0, 1, 0, cfg)  # while the flags cross
+    signal.wait_all(done + program * cfg.size, epoch, ctx, cfg.size, cfg.trace)
     trace.begin(trace.COMPUTE, program, 0, trace.ALL, ctx, cfg.trace)
     for token in range(program, tokens, programs):
         # All loads first: the threads exchange what they know of the measures while the row comes.
@@ -121,7 +120,7 @@ def _add_tile(xs, sums, tables, given, token, piece, rank, tokens, cfg, SLICE: t
     lane = tl.arange(0, cfg.block)
     row, column, inside = _place(token, piece, lane, rank, tokens, cfg, SLICE)
     at = row.to(tl.int64) * cfg.hidden + column
-    added = _rms_norm.add_part(xs, 0, at, column, inside, given, cfg)
+    added = _rms_norm.add_part(xs, 0, at, column, inside, given, cfg, TOGETHER=True)
     for n in tl.static_range(cfg.size):
         tl.store(sums[n] + at, added, mask=inside)
     level, squares = _rms_norm.measure(added, cfg)

@@ -11,10 +11,12 @@ import torch
 
 import sundog
 from sundog import gpu_limits
+from sundog.compiled.recorded import compile_launch
 from sundog.fused import all_reduce_rms_norm_two_shot_sliced as sliced
 from sundog.fused.all_reduce_rms_norm import Problem
 from sundog.fused.all_reduce_rms_norm_two_shot_sliced import Config
 from sundog.tools import isa
+from sundog.tools._launches import record
 from sundog.tools._subject import expected_here, room
 
 Run = Callable[..., list[Any]]
@@ -81,3 +83,20 @@ def test_nothing_is_spilled_nor_narrow(hidden: int, dtype: torch.dtype) -> None:
     for kernel in isa.inspect("all_reduce_rms_norm.two_shot_sliced", problem=problem):
         assert kernel.marks == []
         assert kernel.spills == 0
+
+
+@pytest.mark.sim_only
+def test_all_ranks_loads_are_in_flight_together() -> None:
+    """The machine code adds nothing before it has issued them: 8 ranks and the residual."""
+
+    def main(world: sundog.World) -> None:
+        problem = Problem(32, 7168, BF16, 8)
+        given = sliced.inputs(world, problem, 0)
+        plan = sliced.plan(world, problem, sliced.default(problem, 16))
+        plan(*given, room(world, sliced, problem, given))
+
+    with gpu_limits.aim("sm_90"):
+        (launch,) = record(main, 8, 64 << 20)
+    code = compile_launch(launch, "sm_90").asm["sass"].splitlines()
+    first = next(n for n, line in enumerate(code) if "FADD" in line)
+    assert sum("LDG.E.128" in line for line in code[:first]) == 9
