@@ -184,8 +184,8 @@ def add_part(rows, skip, at, column, inside, given, cfg, TOGETHER: tl.constexpr 
     residual = tl.load(given.residual + at, mask=inside, other=0.0)
     tiles = ()
     for peer in tl.static_range(cfg.size):
-        tiles = tiles + (tl.load(rows[peer] + skip + at, mask=inside),)
-    total = _reduce.widen(tiles[0])
+        tiles = tiles + (tl.load(rows[peer] + skip + at, mask=inside),)  # type: ignore[assignment]
+    total = _reduce.widen(tiles[0])  # type: ignore[misc]
     if TOGETHER:
         total = _after_all(total, residual, tiles, column >= 0)
     for peer in tl.static_range(1, cfg.size):
