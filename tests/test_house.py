@@ -27,7 +27,7 @@ BUDGETS = {
     "dataset/helion": 1830,
     "dataset/triton": 1670,
     "device": 1000,
-    "fused": 6790,
+    "fused": 6795,
     "hardware": 405,
     "interpreter": 3930,
     "learn": 415,

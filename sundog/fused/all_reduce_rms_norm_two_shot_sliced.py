@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SYMMETRIC = ("x", "out")
 _LONG = 8192  # elements of a row for whose norm 4 warps have the registers: 64 for each thread
 _MOST_WARPS = 16
-_LEAST_BLOCK = 256
+_LEAST_TILE = 256  # elements: whole groups
 _LEVEL = tl.constexpr(32)  # bit where a measure's level begins, above the sum
 
 
@@ -56,9 +56,9 @@ def _warps(hidden: int) -> int:
     return int(max(min(row // 256, 4), min(row * 4 // _LONG, _MOST_WARPS), 1))
 
 
-def _block(problem: Problem, warps: int) -> int:
-    """Count a tile's elements: a thread has 16 bytes of each rank in flight."""
-    return max(warps * _reduce.warp_bytes() // problem.dtype.itemsize, _LEAST_BLOCK)
+def _tile(problem: Problem, warps: int) -> int:
+    """Count the elements that are added at once: a thread has 16 bytes of each rank in flight."""
+    return max(warps * _reduce.warp_bytes() // problem.dtype.itemsize, _LEAST_TILE)
 
 
 def _slice(problem: Problem) -> int:
@@ -69,12 +69,13 @@ def _slice(problem: Problem) -> int:
 
 @triton.jit
 def _two_shot_sliced_kernel(
-    x, given, out, measures, ready, done, epochs, ctx, tokens, cfg, SLICE: tl.constexpr
-):
+    x, given, out, measures, ready, done, epochs, ctx, tokens, cfg,
+    SLICE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     WIDE: tl.constexpr = triton.next_power_of_2(SLICE)
     # A tile has slices of several rows, or a slice has several tiles.
-    ROWS: tl.constexpr = cfg.block // WIDE if cfg.block > WIDE else 1
-    PIECES: tl.constexpr = WIDE // cfg.block if cfg.block < WIDE else 1
+    ROWS: tl.constexpr = TILE // WIDE if TILE > WIDE else 1
+    PIECES: tl.constexpr = WIDE // TILE if TILE < WIDE else 1
     program, programs = tl.program_id(0), tl.num_programs(0)
     rank = tl.load(ctx + context.RANK).to(tl.int32)
     epoch = tl.load(epochs + program) + 1
@@ -88,7 +89,7 @@ def _two_shot_sliced_kernel(
     trace.begin(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
     for token in range(program, tokens, programs * ROWS):
         for piece in range(PIECES):
-            _add_tile(xs, sums, tables, given, token, piece, rank, tokens, cfg, SLICE)
+            _add_tile(xs, sums, tables, given, token, piece * TILE, rank, tokens, cfg, SLICE, TILE)
     trace.end(trace.FETCH, program, 0, trace.ALL, ctx, cfg.trace)
     # My loads of the peers' x, which they may overwrite once this kernel of theirs has ended, and
     # my stores to them, before the flags: their programs with this number read what I stored. Their
@@ -112,35 +113,39 @@ def _two_shot_sliced_kernel(
 
 
 @triton.jit
-def _add_tile(xs, sums, tables, given, token, piece, rank, tokens, cfg, SLICE: tl.constexpr):
-    """Add my slices of this program's rows from `token` on, or a piece of that row's.
+def _add_tile(
+    xs, sums, tables, given, token, start, rank, tokens, cfg,
+    SLICE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Add my slices of this program's rows from `token` on, or that row's from `start` on.
 
     Store the new residual, and what was measured of its groups, at all ranks.
     """
-    lane = tl.arange(0, cfg.block)
-    row, column, inside = _place(token, piece, lane, rank, tokens, cfg, SLICE)
+    GROUPS: tl.constexpr = triton.cdiv(cfg.hidden, _rms_norm.GROUP)
+    lane = tl.arange(0, TILE)
+    row, column, inside = _place(token, start, lane, rank, tokens, cfg, SLICE)
     at = row.to(tl.int64) * cfg.hidden + column
     added = _rms_norm.add_part(xs, 0, at, column, inside, given, cfg, TOGETHER=True)
     for n in tl.static_range(cfg.size):
         tl.store(sums[n] + at, added, mask=inside)
     level, squares = _rms_norm.measure(added, cfg)
     word = (level.to(tl.int64) << _LEVEL) | squares
-    lane = tl.arange(0, cfg.block // _rms_norm.GROUP) * _rms_norm.GROUP
-    row, column, inside = _place(token, piece, lane, rank, tokens, cfg, SLICE)
-    at = row.to(tl.int64) * triton.cdiv(cfg.hidden, _rms_norm.GROUP) + column // _rms_norm.GROUP
+    lane = tl.arange(0, TILE // _rms_norm.GROUP) * _rms_norm.GROUP
+    row, column, inside = _place(token, start, lane, rank, tokens, cfg, SLICE)
+    at = row.to(tl.int64) * GROUPS + column // _rms_norm.GROUP
     for n in tl.static_range(cfg.size):
         tl.store(tables[n] + at, word, mask=inside)
 
 
 @triton.jit
-def _place(token, piece, lane, rank, tokens, cfg, SLICE: tl.constexpr):
+def _place(token, start, lane, rank, tokens, cfg, SLICE: tl.constexpr):
     """Return rows and columns of a tile's elements, and which of them exist.
 
     A slice takes a power of two of them: a division by another number would delay the loads.
     """
     WIDE: tl.constexpr = triton.next_power_of_2(SLICE)
     row = token + lane // WIDE * tl.num_programs(0)
-    column = piece * cfg.block + lane % WIDE  # of my slice
+    column = start + lane % WIDE  # of my slice
     inside = (row < tokens) & (column < tl.minimum(SLICE, cfg.hidden - rank * SLICE))
     return row, rank * SLICE + column, inside
 
@@ -167,7 +172,9 @@ def plan(world: World, problem: Problem, config: Config) -> Plan:
     groups = triton.cdiv(problem.hidden, _rms_norm.GROUP.value)
     measures = world.empty((problem.tokens, groups), torch.int64, f"{OP}.measures")
     flags = barrier_flags(world, OP, programs, "ready", "done")
+    tile = _tile(problem, warps)
+    block = tile * problem.dtype.itemsize if problem.quant else tile  # FP8 too is 16 bytes a thread
     return planned(
         world, problem, config, _two_shot_sliced_kernel, programs, (measures, *flags),
-        block=_block(problem, warps), num_warps=warps, SLICE=_slice(problem),
+        block=block, num_warps=warps, SLICE=_slice(problem), TILE=tile,
     )  # fmt: skip

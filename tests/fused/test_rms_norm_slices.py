@@ -75,11 +75,12 @@ def test_more_programs_than_an_sm_holds_of_long_rows() -> None:
 
 @pytest.mark.long
 @pytest.mark.sim_only
+@pytest.mark.parametrize("quant", ["", "token"])
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("hidden", [360, 2880, 4096, 7168, 8192])
-def test_nothing_is_spilled_nor_narrow(hidden: int, dtype: torch.dtype) -> None:
+def test_nothing_is_spilled_nor_narrow(hidden: int, dtype: torch.dtype, quant: str) -> None:
     """On 8 ranks."""
-    problem = {"hidden": hidden, "tokens": 32, "dtype": dtype}
+    problem = {"hidden": hidden, "tokens": 32, "dtype": dtype, "quant": quant}
     for kernel in isa.inspect("all_reduce_rms_norm.two_shot_sliced", problem=problem):
         assert kernel.marks == []
         assert kernel.spills == 0
