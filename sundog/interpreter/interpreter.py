@@ -33,7 +33,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..errors import CannotInterpret, KernelError
 from .arithmetic import map_elementwise, reduce, scan
 from .builder import Builder
-from .numerics import Block, Tile, Value, is_raw, np_dtype, scalar
+from .numerics import Block, Tile, Value, is_raw, np_dtype, scalar, tile
 from .rewrite import Helpers, called_by_gluon, function_tree, rewrite
 
 _WHOLE = {
@@ -92,6 +92,8 @@ class Semantic(TritonSemantic):
         if isinstance(left, Block):
             if isinstance(right, Block) and left.sizes == right.sizes:
                 return lhs, rhs
+            if isinstance(right, Block) and (sizes := _common(left.sizes, right.sizes)):
+                return _stretched(lhs, sizes), _stretched(rhs, sizes)
             if not right.is_block():
                 return lhs, _splat(rhs, left)
         elif not left.is_block():
@@ -100,6 +102,37 @@ class Semantic(TritonSemantic):
             if isinstance(right, Block):
                 return _splat(lhs, right), rhs
         return super().broadcast_impl_value(lhs, rhs)
+
+    def expand_dims(self, input: Any, axis: int) -> Any:
+        if not isinstance(input.type, Block):
+            return super().expand_dims(input, axis)
+        return tile(np.expand_dims(input.handle.data, axis), input.dtype)
+
+    def arange(self, start: int, end: int, *, ret_ty: Any = None) -> Any:
+        if ret_ty is not None:
+            return super().arange(start, end, ret_ty=ret_ty)
+        found = _ranges.get((start, end))
+        if found is None:
+            found = _ranges[start, end] = super().arange(start, end)
+            found.handle.data.setflags(write=False)
+        return Tile(found.handle, found.type)
+
+
+_ranges: dict[tuple[int, int], Any] = {}  # the tiles of arange, by its arguments
+
+
+def _common(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sizes of two tiles together; nothing if they differ, or in their axes."""
+    if len(left) != len(right):
+        return ()
+    sizes = tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
+    return sizes if all(b in (1, n) for b, n in zip(right, sizes, strict=True)) else ()
+
+
+def _stretched(x: Any, sizes: tuple[int, ...]) -> Any:
+    if x.type.sizes == sizes:
+        return x
+    return tile(np.broadcast_to(x.handle.data, sizes), x.dtype)
 
 
 def multiple_of(input: Any, values: Any) -> Any:

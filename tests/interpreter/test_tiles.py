@@ -215,3 +215,29 @@ def test_histogram_and_gather(run: Run) -> None:
     got = launch(run, counts_kernel, (1,), x, index, out, torch.zeros_like(x), N=64)
     assert torch.equal(got[2].long(), torch.bincount(x[::2], minlength=16))
     assert torch.equal(got[3], x[index.long()])
+
+
+@triton.jit
+def grown_kernel(out_ptr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr):
+    one, two = tl.arange(0, A), tl.arange(0, B)
+    both = one[:, None] * 100 + two[None, :]  # each has an axis that the other lacks
+    three = both[:, :, None] * 10 + tl.arange(0, C)[None, None, :]
+    at = (one[:, None, None] * B + two[None, :, None]) * C + tl.arange(0, C)[None, None, :]
+    tl.store(out_ptr + at, three + tl.zeros((1, B, 1), tl.int32))
+
+
+@pytest.mark.parametrize("sizes", [(4, 2, 8), (1, 4, 2), (2, 1, 1), (1, 1, 1)])
+def test_axes_of_one_element_are_stretched(run: Run, sizes: tuple[int, int, int]) -> None:
+    result = launch(run, grown_kernel, (1,), torch.zeros(sizes, dtype=torch.int32), *sizes)[0]
+    one, two, three = (torch.arange(n, dtype=torch.int32) for n in sizes)
+    assert same(result, (one[:, None, None] * 100 + two[:, None]) * 10 + three)
+
+
+@triton.jit
+def unequal_kernel(out_ptr):
+    tl.store(out_ptr + tl.arange(0, 4)[:, None] + tl.arange(0, 2)[:, None], 0)
+
+
+def test_tiles_of_other_sizes_are_not_stretched(run: Run) -> None:
+    with pytest.raises(Exception, match="incompatible dimensions at index 0: 4 and 2"):
+        launch(run, unequal_kernel, (1,), torch.zeros(8))
