@@ -78,7 +78,7 @@ class Link:
     rate: float  # of one GPU, per direction, to all peers together
     pair_rate: float  # to one peer, per direction
     load_s: float  # the extra time of a load from a peer's memory
-    flag_s: float  # the extra time of a barrier, compared with one GPU
+    flag_s: float  # the extra time of a barrier, compared with one GPU; not for host
     multicast_rate: float  # of one GPU, by loads that the switch reduces; 0: it can't
     copy_rate: float  # of one copy engine; 0: unknown
     pairs: tuple[tuple[int, int], ...] | None = None  # the wires of a mesh that lacks some

@@ -143,7 +143,7 @@ class Clock:
         """Return when a kernel's first programs begin, if they may start at this time."""
         gpu = self.ranks.hardware.gpu
         self._seen[self._gpu(rank)].clear()
-        return at + gpu.launch_s + gpu.share_s * (self.ranks.per_gpu - 1)
+        return at + gpu.launch_s + gpu.share_s * (self.ranks.starting_per_gpu - 1)
 
     def ended(self, track: Track) -> float:
         """End a program, once its loads and stores have ended."""

@@ -102,6 +102,11 @@ class Ranks:
         return self.size if self.hardware.link.kind == "none" else 1
 
     @property
+    def starting_per_gpu(self) -> int:
+        """The number of ranks whose kernels start on one GPU: with peers in a host's memory all."""
+        return self.size if self.hardware.link.kind in ("none", "host") else 1
+
+    @property
     def is_linked(self) -> bool:
         """Whether peers' memory is across a link."""
         return self.size > 1 and self.hardware.link.kind != "none"
@@ -119,7 +124,7 @@ class Ranks:
 def launch(ranks: Ranks) -> Part:
     """Charge a kernel's start. Kernels of ranks that share a GPU start one after the other."""
     gpu = ranks.hardware.gpu
-    return Part("launch", "latency", gpu.launch_s + gpu.share_s * (ranks.per_gpu - 1))
+    return Part("launch", "latency", gpu.launch_s + gpu.share_s * (ranks.starting_per_gpu - 1))
 
 
 def way(
@@ -130,7 +135,7 @@ def way(
     One that is not released has no fence, which waits until earlier stores have arrived.
     """
     seconds = hardware.gpu.flag_s + max(peers - 1, 0) * hardware.gpu.peer_s
-    if is_linked:
+    if is_linked and hardware.link.kind != "host":  # there flags are in the GPU's own memory
         seconds += hardware.link.flag_s
     if is_far and hardware.network is not None:
         seconds += hardware.network.latency_s

@@ -63,6 +63,16 @@ def test_a_barrier_crosses_the_link() -> None:
     assert unfenced == way(LINKED, True, False, is_released=False) < 3e-6 + 5e-6
 
 
+def test_peers_in_host_memory_start_and_signal_on_the_gpu() -> None:
+    """Their kernels only wait there, and their flags are not across the bus."""
+    hosted = dataclasses.replace(LINKED, link=dataclasses.replace(SWITCH, kind="host"))
+    assert launch(Ranks.on(hosted, 4)).seconds == launch(Ranks.on(SHARED, 4)).seconds
+    assert barrier(Ranks.on(hosted, 4)).seconds == barrier(Ranks.on(SHARED, 4)).seconds
+    assert copied(Ranks.on(hosted, 4), "loads", Traffic(0, 0), Round(0, 0, is_there=True), 1) == (
+        copied(Ranks.on(LINKED, 4), "loads", Traffic(0, 0), Round(0, 0, is_there=True), 1)
+    )
+
+
 def test_a_barrier_takes_longer_with_more_peers() -> None:
     many = LINKED.changed({"gpu.peer_s": 1e-6})
     for size in (2, 3, 8):
