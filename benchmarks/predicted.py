@@ -39,7 +39,7 @@ _MOVING = (
 _SOURCE = "fitted: to half of the shapes in docs/measured, by `python -m benchmarks predict ours`"
 _DATE = "2026-11-20"
 _HEAD = [
-    "op, machine", "rows", "median", "90th percentile", "without 2 ranks", "worst row",
+    "op, ranks on", "rows", "median", "90th percentile", "without 2 ranks", "worst row",
     "ratio: 90 %, worst",
 ]  # fmt: skip
 _WORST = 12  # rows that the page shows
@@ -71,15 +71,7 @@ def main(folder: Path, tuned: Path, json_path: str, plot: str, write: bool) -> N
         "The form of the model, and a few of its constants, were chosen with all these rows in "
         "view. The last lines are of rows that were not: every config that tuning runs tried, most "
         "of them far from the default. There the model is not good for reductions and products.",
-        [
-            "op, machine",
-            "rows",
-            "median",
-            "90th percentile",
-            "without 2 ranks",
-            "worst row",
-            "ratio: 90 %, worst",
-        ],
+        _HEAD,
         _summary(judged, misses, chosen) + _tuned_lines(tuning_rows(tuned), machines),
     )
     ordered = sorted(range(len(judged)), key=lambda i: -abs(misses[i]))
@@ -135,13 +127,13 @@ def choices(rows: Sequence[Row], predicted: Sequence[float]) -> dict[str, list[f
     """
     cases: dict[tuple, dict[str, tuple[float, float]]] = {}
     for row, seconds in zip(rows, predicted, strict=True):
-        cases.setdefault(row.case, {}).setdefault(row.op, (seconds, row.seconds))
+        cases.setdefault((row.place, *row.case), {}).setdefault(row.op, (seconds, row.seconds))
     found: dict[str, list[float]] = {}
     for case, algorithms in cases.items():
         if len(algorithms) > 1:
             _, took = min(algorithms.values())
             ratio = took / min(measured for _, measured in algorithms.values())
-            found.setdefault(f"{case[0]}, {case[2]}", []).append(ratio)
+            found.setdefault(f"{case[1]}, {case[0]}", []).append(ratio)
     return found
 
 
@@ -163,14 +155,14 @@ def _summary(
 ) -> list[list[str]]:
     groups: dict[str, list[tuple[float, Row]]] = {}
     for row, miss in zip(rows, misses, strict=True):
-        groups.setdefault(f"{row.op}, {row.machine}", []).append((miss, row))
+        groups.setdefault(f"{row.op}, {row.place}", []).append((miss, row))
     lines = []
     for name, found in sorted(groups.items()):
         sizes = [abs(miss) for miss, _ in found]
         more = [abs(miss) for miss, row in found if row.problem.size > 2]
         miss, row = max(found, key=lambda each: abs(each[0]))
-        op, _, machine = name.partition(", ")
-        ratios = chosen.get(f"{op.partition('.')[0]}, {machine}", [])
+        op, _, place = name.partition(", ")
+        ratios = chosen.get(f"{op.partition('.')[0]}, {place}", [])
         ratio = f"{quantile(ratios, 0.9):.2f}, {max(ratios):.2f}" if ratios else ""
         lines.append(
             [

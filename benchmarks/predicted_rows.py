@@ -40,6 +40,11 @@ class Row:
     is_held_out: bool = False
 
     @property
+    def place(self) -> str:
+        """Where the ranks were: on a backend, or across PCIe."""
+        return "pcie" if self.machine == "h200-pcie" else self.backend
+
+    @property
     def case(self) -> tuple:
         """What several algorithms were measured on."""
         name = self.op.partition(".")[0]

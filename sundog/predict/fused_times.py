@@ -17,6 +17,7 @@ from .parts import (
     copied,
     launch,
     product,
+    resources,
     waves,
     words,
 )
@@ -152,10 +153,17 @@ def _pushed(problem: Any, config: Any, ranks: Ranks, copies: int) -> Part:
     nbytes = config.tile_m * config.tile_n * _item(problem)
     rounds = waves(tiles, config.programs)
     traffic = Traffic(0, n * copies, written_there=far)
-    stores = copied(ranks, "stores", traffic, Round(0, nbytes * copies, 0.0), rounds)
+    tile = Round(0, nbytes * copies, 0.0)
     multiplied = _product(problem, config, ranks, config.programs, _PUSHED)
     if copies > 1:
-        return Part("product, then stores", multiplied.bound, multiplied.seconds + stores.seconds)
+        # Programs multiply for as long, so they all store at once; but links go on meanwhile.
+        here = copied(ranks, "stores", Traffic(0, n * copies), tile, rounds)
+        own = multiplied._replace(seconds=multiplied.seconds + here.seconds)
+        links = [each for each in resources(ranks, traffic) if each.bound == "link"]
+        first = multiplied.seconds / rounds
+        busy = [each._replace(seconds=first + each.seconds) for each in links]
+        return beside("product and stores", [own, *busy])
+    stores = copied(ranks, "stores", traffic, tile, rounds)
     both = _stored_meanwhile(problem, config, multiplied, stores)
     return Part("product and stores", multiplied.bound, sum(p.seconds for p in both))
 

@@ -98,6 +98,16 @@ def test_tiles_are_stored_after_their_products(op: str) -> None:
     assert time(op, problem, config, H200X8).seconds == pytest.approx(found, rel=0.1)
 
 
+def test_a_link_goes_on_while_programs_multiply() -> None:
+    """Eight waves of tiles for all ranks: 137 us; products and stores one after the other, 177."""
+    slow = H200X8.changed({"link.rate": 4e10, "link.pair_rate": 4e10})
+    module, op = load.find("matmul_all_reduce.one_shot"), "matmul_all_reduce.one_shot"
+    problem = module.Problem(512, 1024, 2048, torch.bfloat16, 4)
+    config = replace(module.default(problem, 132), programs=8, tile_m=64, tile_n=128)
+    found = simulated(Simulation(call_of(module, problem, config), slow, 4, HEAP)).seconds
+    assert time(op, problem, config, slow).seconds == pytest.approx(found, rel=0.2)
+
+
 def test_auto_avoids_a_gather_that_crosses_again_and_again() -> None:
     """Over links `direct` reads A once per column of tiles, in either order of shards."""
     for own_first in (False, True):
