@@ -34,7 +34,7 @@ MACHINES = ("h200-shared", "h200-pcie")
 # What is fitted, in two steps: collectives say nothing about products.
 _MOVING = (
     "gpu.launch_s", "gpu.share_s", "gpu.flag_s", "gpu.peer_s", "gpu.load_s", "gpu.cache_rate",
-    "gpu.sm_rate", "gpu.sm_load_rate", "gpu.poll_rate",
+    "gpu.sm_rate", "gpu.sm_load_rate", "gpu.poll_rate", "gpu.process_s",
 )  # fmt: skip
 _SOURCE = "fitted: to half of the shapes in docs/measured, by `python -m benchmarks predict ours`"
 _DATE = "2026-11-20"

@@ -146,4 +146,10 @@ def predict_rows(rows: Sequence[Row], machines: dict[str, Hardware]) -> list[flo
 
 
 def predict_times(rows: Sequence[Row], machines: dict[str, Hardware]) -> list[Time]:
-    return [time(r.op, r.problem, r.config, machines[r.machine], r.num_sms) for r in rows]
+    by_place = {(name, False): each for name, each in machines.items()}
+    by_place |= {(name, True): each.between_processes() for name, each in machines.items()}
+    found = []
+    for row in rows:
+        machine = by_place[row.machine, row.backend == "symm"]
+        found.append(time(row.op, row.problem, row.config, machine, row.num_sms))
+    return found

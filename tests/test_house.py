@@ -28,7 +28,7 @@ BUDGETS = {
     "dataset/triton": 1670,
     "device": 1000,
     "fused": 6595,
-    "hardware": 410,
+    "hardware": 420,
     "interpreter": 3965,
     "learn": 415,
     "machine": 3845,

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 HOW = ("measured", "published", "fitted", "assumed")
 _ENDLESS = 1e300  # JSON may have whole numbers that no float holds
 KINDS = ("none", "switch", "mesh", "host")
-_OPTIONAL = ("pairs", "pair_rates", "peer_s")
+_OPTIONAL = ("pairs", "pair_rates", "peer_s", "process_s")
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Chip:
     matmul_rate: tuple[tuple[float, float], ...]  # bf16: flops of a product, and flops per second
     tile_s: float  # what an output tile of a product costs besides its flops
     peer_s: float = 0.0  # more of a barrier for each rank beyond two
+    process_s: float = 0.0  # more of a flag if the ranks that share the GPU are processes
 
 
 class PairRates(NamedTuple):
@@ -122,6 +123,13 @@ class Hardware:
     def most_ranks(self) -> int | None:
         """The most ranks that it has room for; None if they share one GPU, limited by its SMs."""
         return None if self.link.kind in ("none", "host") else self.nodes * self.gpus
+
+    def between_processes(self) -> Hardware:
+        """Return the machine as processes that share its GPU see it: their flags take longer."""
+        if self.link.kind != "none":
+            return self
+        flag_s = self.gpu.flag_s + self.gpu.process_s
+        return self.changed({"gpu.flag_s": flag_s, "gpu.process_s": 0.0})
 
     def changed(self, changes: dict[str, float]) -> Hardware:
         """Return the machine with other figures, given by name: {"link.rate": 2.2e11}."""
@@ -323,7 +331,8 @@ def _count(value: Any, name: str, where: str) -> int:
 
 _ROUNDED = 1.01  # published rates are rounded
 _MAY_BE_ZERO = (
-    "gpu.share_s", "gpu.tile_s", "gpu.peer_s", "link.multicast_rate", "link.copy_rate",
+    "gpu.share_s", "gpu.tile_s", "gpu.peer_s", "gpu.process_s", "link.multicast_rate",
+    "link.copy_rate",
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def hardware_for(
     for hardware in _candidates(target):
         described = hardware.network is not None or not spans
         if described and _fits(hardware, size, num_sms, backend):
-            return hardware
+            return hardware.between_processes() if backend == "symm" else hardware
     return None
 
 

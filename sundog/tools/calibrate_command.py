@@ -63,6 +63,8 @@ def _by_measuring(options: CalibrateOptions, date: str) -> tuple[Hardware, list[
     source = Source(f"fitted: `sundog calibrate` on {here.name}, {options.backend}", date)
     title = f"{here.name}, {options.world} ranks on {options.backend}, calibrated {date}"
     made = describe(f"{here.key}-{kind}", title, kind, here.num_sms, found, source)
+    if options.backend == "symm":  # the flags of processes were measured
+        made = made.changed({"gpu.process_s": 0.0})
     if kind == "switch":
         pairs = run_ranks(measure_pairs, options.world, options.backend)[0]
         alone = f"measured: `sundog calibrate` on {here.name}, one pair at a time"

@@ -44,6 +44,18 @@ def test_the_machine_that_ranks_run_on(
     assert (found and found.name) == name
 
 
+def test_flags_between_processes_take_longer() -> None:
+    """Only where they share a GPU: figures of links were fitted to processes."""
+    threads, processes = (hardware_for("nvidia-h200", 4, 33, each) for each in ("virtual", "symm"))
+    assert threads is not None
+    assert processes is not None
+    more = processes.gpu.flag_s - threads.gpu.flag_s
+    assert more == pytest.approx(threads.gpu.process_s)
+    assert more > 0
+    assert processes == threads.between_processes() == processes.between_processes()
+    assert hardware_for("nvidia-h200", 8, 132, "symm") == read("h200x8")
+
+
 def test_small_and_large_on_eight_gpus() -> None:
     """Nothing was measured on 8 H200 joined by NVLink."""
     small, large = (
