@@ -27,6 +27,7 @@ from .all_reduce_rms_norm import (
     Problem,
     cases,
     cost,
+    default,
     inputs,
     planned,
     programs_of,
@@ -39,21 +40,14 @@ if TYPE_CHECKING:
     from ..world.world import World
 
 SYMMETRIC = ("x", "out")
-_LONG = 8192  # elements of a row for whose norm 4 warps have the registers: 64 for each thread
 _MOST_WARPS = 16
 _LEAST_TILE = 256  # elements: whole groups
 _LEVEL = tl.constexpr(32)  # bit where a measure's level begins, above the sum
 
 
-def default(problem: Problem, num_sms: int) -> Config:
-    """Choose two programs for an SM: two of 4 warps fit, whatever registers a thread takes."""
-    return Config(max(num_sms, 1) * (2 if problem.hidden <= _LONG else 1))
-
-
 def _warps(hidden: int) -> int:
-    """Choose the warps, by the size of a row alone: up to 4, and more only for long rows."""
-    row = triton.next_power_of_2(hidden)
-    return int(max(min(row // 256, 4), min(row * 4 // _LONG, _MOST_WARPS), 1))
+    """Choose the warps, by the size of a row alone: 32 elements of it for each thread, or more."""
+    return int(min(max(triton.next_power_of_2(hidden) // 1024, 1), _MOST_WARPS))
 
 
 def _tile(problem: Problem, warps: int) -> int:
