@@ -165,3 +165,13 @@ def test_a_figure_can_be_changed_by_its_name() -> None:
     assert (half.link.rate, half.gpu.num_sms) == (1.5e11, 131)
     with pytest.raises(ValueError, match=r"there is no figure 'link\.speed' to change"):
         half.changed({"link.speed": 1.0})
+
+
+def test_a_description_of_an_earlier_version_is_read() -> None:
+    """A machine calibrated by it lacks two figures, which count as 0."""
+    data = plain(read("h200-shared"))
+    for name in ("peer_s", "process_s"):
+        del data["gpu"][name]
+    made = parse(data, "earlier.json")
+    assert (made.gpu.peer_s, made.gpu.process_s) == (0.0, 0.0)
+    assert plain(made) == data
