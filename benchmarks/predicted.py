@@ -23,6 +23,7 @@ from benchmarks.predicted_rows import (
 from benchmarks.result_files import Figures
 from sundog.hardware.description import Hardware, Source, plain, read
 from sundog.tools.calibrate_command import (
+    errors,
     figure_of,
     fit,
     product_figures,
@@ -43,11 +44,6 @@ _HEAD = [
     "ratio: 90 %, worst",
 ]  # fmt: skip
 _WORST = 12  # rows that the page shows
-
-
-def errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:
-    """Return each one's error, as a share of what was measured."""
-    return [p / m - 1 for p, m in zip(predicted, measured, strict=True)]
 
 
 def main(folder: Path, tuned: Path, json_path: str, plot: str, write: bool) -> None:

@@ -386,3 +386,8 @@ def fit(start: dict[str, float], predict: Predict, measured: Sequence[float]) ->
         if gain < 1e-7 * (found @ found):
             break
     return dict(zip(names, np.exp(at).tolist(), strict=True))
+
+
+def errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:
+    """Return each one's error, as a share of what was measured."""
+    return [p / m - 1 for p, m in zip(predicted, measured, strict=True)]
