@@ -103,7 +103,8 @@ def test_a_link_goes_on_while_programs_multiply() -> None:
     slow = H200X8.changed({"link.rate": 4e10, "link.pair_rate": 4e10})
     module, op = load.find("matmul_all_reduce.one_shot"), "matmul_all_reduce.one_shot"
     problem = module.Problem(512, 1024, 2048, torch.bfloat16, 4)
-    config = replace(module.default(problem, 132), programs=8, tile_m=64, tile_n=128)
+    tiles = dict(tile_m=64, tile_n=128, tile_k=64, num_stages=4)
+    config = replace(module.default(problem, 132), programs=8, **tiles)
     found = simulated(Simulation(call_of(module, problem, config), slow, 4, HEAP)).seconds
     assert time(op, problem, config, slow).seconds == pytest.approx(found, rel=0.2)
 
