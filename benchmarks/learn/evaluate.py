@@ -12,7 +12,7 @@ import functools
 import json
 import math
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from sundog.tools.tune.space import Space, by_model, pattern
 from .gaussian import predict_by_processes
 from .helion_search import lfbo
 from .network import Settings
-from .train import TASK, features_of, fit, networks_of, targets, tasks_hash, usable
+from .train import LARGER, TASK, features_of, fit, networks_of, targets, tasks_hash, usable
 
 NOISE = 0.02
 GOALS = {"shape": (5, 1.02), "kernel": (10, 1.05), "dtype": (5, 1.02), "random": (5, 1.02)}
@@ -56,6 +56,7 @@ class Score:
     near: float  # part of the tasks in which the search gets near enough
     tasks: int
     by_kernel: dict[str, float] = dataclasses.field(default_factory=dict)  # tau of each
+    by_collection: dict[str, tuple[float, int]] = dataclasses.field(default_factory=dict)  # near
 
 
 def evaluate(
@@ -182,7 +183,6 @@ TOGETHER = {
     "networks and trees": (NETWORKS, TREES),
     "networks, trees and processes": (NETWORKS, TREES, PROCESSES),
 }
-LARGER = {"max_iter": 600, "max_leaf_nodes": 63, "min_samples_leaf": 8, "max_features": 0.25}
 SETTINGS = Settings()
 MODELS: dict[str, Predict] = {
     "roofline and last wave": by_roofline,
@@ -198,6 +198,20 @@ MODELS: dict[str, Predict] = {
 # scores
 
 
+def _scored(
+    name: str, part: Part, near: Sequence[float], taus: pandas.DataFrame | None = None
+) -> Score:
+    """Make a score of what each task got, in the order in which `groupby` has them."""
+    owner = part.rows[part.test].groupby(TASK).collection.first().to_numpy()
+    groups = pandas.Series(near, dtype=float).groupby(owner)
+    parts = {str(each): (float(own.mean()), len(own)) for each, own in groups}
+    score = Score(name, None, float(numpy.mean(near)), len(near), by_collection=parts)
+    if taus is None:
+        return score
+    by_kernel = taus.groupby("kernel").tau.mean().round(3).to_dict()
+    return dataclasses.replace(score, tau=float(taus.tau.mean()), by_kernel=by_kernel)
+
+
 def score_of(name: str, predicted: numpy.ndarray, part: Part, split: str) -> Score:
     count, factor = GOALS[split]
     taus: list[tuple[str, float]] = []
@@ -208,9 +222,7 @@ def score_of(name: str, predicted: numpy.ndarray, part: Part, split: str) -> Sco
         order = numpy.argsort(group.predicted.to_numpy(), kind="stable")
         taus.append((kernel, kendall(group.predicted.to_numpy(), times)))
         near.append(times[order[:count]].min() <= factor * times.min())
-    frame = pandas.DataFrame(taus, columns=["kernel", "tau"]).dropna()
-    each = frame.groupby("kernel").tau.mean().round(3).to_dict()
-    return Score(name, float(frame.tau.mean()), float(numpy.mean(near)), len(near), each)
+    return _scored(name, part, near, pandas.DataFrame(taus, columns=["kernel", "tau"]).dropna())
 
 
 def kendall(predicted: numpy.ndarray, times: numpy.ndarray) -> float:
@@ -235,7 +247,7 @@ def led_by(name: str, predicted: numpy.ndarray, part: Part, split: str) -> Score
     for _, group in rows.groupby(TASK):
         scores = dict(zip(group.config, group.predicted, strict=True))
         near.append(steps_to(_times(group), by_model, count, 0, scores) <= factor)
-    return Score(name, None, float(numpy.mean(near)), len(near))
+    return _scored(name, part, near)
 
 
 def _at_random(name: str, part: Part, split: str) -> Score:
@@ -246,16 +258,16 @@ def _at_random(name: str, part: Part, split: str) -> Score:
         times = group.median_ns.to_numpy(dtype=float)
         far = int((times > factor * times.min()).sum())
         near.append(1 - math.comb(far, count) / math.comb(len(times), min(count, len(times))))
-    return Score(name, None, float(numpy.mean(near)), len(near))
+    return _scored(name, part, near)
 
 
 def _by_pattern(name: str, part: Part, split: str) -> Score:
     count, factor = GOALS[split]
     found = [
-        numpy.mean([steps_to(_times(group), pattern, count, n) <= factor for n in range(_SEEDS)])
+        sum(steps_to(_times(group), pattern, count, n) <= factor for n in range(_SEEDS)) / _SEEDS
         for _, group in part.rows[part.test].groupby(TASK)
     ]
-    return Score(name, None, float(numpy.mean(found)), len(found))
+    return _scored(name, part, found)
 
 
 def _by_helion(name: str, part: Part, split: str) -> Score:
@@ -264,7 +276,7 @@ def _by_helion(name: str, part: Part, split: str) -> Score:
     for _, group in part.rows[part.test].groupby(TASK):
         times = _times(group)
         near.append(min(lfbo(times, count, 0)) <= factor * min(times.values()))
-    return Score(name, None, float(numpy.mean(near)), len(near))
+    return _scored(name, part, near)
 
 
 def _times(group: pandas.DataFrame) -> dict[str, float]:

@@ -52,19 +52,22 @@ def _scores(found: dict[str, Any], graphs: dict[str, Any]) -> str:
 
 
 def _folds(found: dict[str, Any]) -> str:
-    chosen = found["chosen"]
-    lines = [
-        "| error | reach | near |",
-        "|---|---|---|",
-        f"| the order alone | | {_part(found['order_alone'])} |",
+    heads = [", ".join(each["models"]) for each in found["tried"]]
+    cells = [[_part(each["order_alone"]) for each in found["tried"]]]
+    cells += [
+        [_part(each["near"]) for each in line]
+        for line in zip(*(each["updated"] for each in found["tried"]), strict=True)
     ]
-    for each in found["tried"]:
-        mark = " (chosen)" if [each["error"], each["reach"]] == chosen else ""
-        lines.append(f"| {each['error']}{mark} | {each['reach']} | {_part(each['near'])} |")
+    figures = [(each["error"], each["reach"]) for each in found["tried"][0]["updated"]]
+    marks = [" (ships)" if list(pair) == found["chosen"] else "" for pair in figures]
+    names = ["the order alone |"]
+    names += [f"{e}{mark} | {r}" for (e, r), mark in zip(figures, marks, strict=True)]
+    lines = [f"| error | reach | {' | '.join(heads)} |", "|---|---|" + "---|" * len(heads)]
+    lines += [f"| {n} | {' | '.join(line)} |" for n, line in zip(names, cells, strict=True)]
     return (
-        "## How the update was chosen\n\nOn "
+        "## How the model and its update were chosen\n\nOn "
         f"{found['tasks']} training tasks in {found['folds']} folds by kernel and shape, with "
-        "networks that did not see the fold, trained as those above. Near as for unseen shapes.\n\n"
+        "models that did not see the fold, trained as those above. Near as for unseen shapes.\n\n"
         + "\n".join(lines)
         + "\n"
     )

@@ -76,32 +76,43 @@ def show_graphs(name: str, split: str, path: str, settings: Settings, device: st
 TRIED = ((0.05, 1.5), (0.08, 1.5), (0.12, 1.5), (0.05, 2.0), (0.08, 2.0), (0.15, 2.0))
 
 
+CANDIDATES = ((NETWORKS,), (NETWORKS, TREES))  # that numpy evaluates, from a small file
+
+
 def choose(name: str, folder: Path, path: str) -> None:
-    """Try figures of the tuner's update on folds that networks did not see; write what is near."""
+    """Try what could ship on folds that networks did not see; write what is near.
+
+    That is: each model of CANDIDATES, and each pair of figures of the tuner's update.
+    """
     data = load(name)
     rows = usable(data)
-    kept: list[tuple[pandas.DataFrame, numpy.ndarray]] = []
-    for file in sorted(folder.glob("fold*.npz")):
-        made = Networks.load(file)
-        fold = ~rows.test_shape & (folds_of(rows) == made.about["fold"])
-        part = rows[fold].reset_index(drop=True)
-        kept.append((part, made.predict(features_of(data, part, made.about["kernels"]))))
-    parts = [
-        Part(part, numpy.empty((len(part), 0)), numpy.empty(0), numpy.ones(len(part), dtype=bool))
-        for part, _ in kept
-    ]
-    together = list(zip(parts, (scores for _, scores in kept), strict=True))
-    alone = _mean([score_of("", scores, part, "shape") for part, scores in together])
-    found: dict[str, Any] = {"data": data_hash(data), "folds": len(kept), "order_alone": alone}
-    found |= {"tasks": sum(part.rows.groupby(TASK).ngroups for part in parts), "tried": []}
+    rows = rows[~rows.test_shape].reset_index(drop=True)
+    kept = [_on_fold(data, rows, Networks.load(file)) for file in sorted(folder.glob("fold*.npz"))]
+    found: dict[str, Any] = {"data": data_hash(data), "folds": len(kept), "tried": []}
+    found |= {"tasks": sum(part.rows[part.test].groupby(TASK).ngroups for part, _ in kept)}
     chosen = space._ERROR, space._REACH
-    for error, reach in TRIED:
-        space._ERROR, space._REACH = error, reach
-        near = _mean([led_by("", scores, part, "shape") for part, scores in together])
-        found["tried"].append({"error": error, "reach": reach, "near": near})
-        print(f"error {error}, reach {reach}: {near:.1%}", flush=True)
+    for names in CANDIDATES:
+        together = [(part, average([each[n] for n in names], part)) for part, each in kept]
+        alone = [score_of("", scores, part, "shape") for part, scores in together]
+        updated: list[dict[str, float]] = []
+        for error, reach in TRIED:
+            space._ERROR, space._REACH = error, reach
+            near = _mean([led_by("", scores, part, "shape") for part, scores in together])
+            updated.append({"error": error, "reach": reach, "near": near})
+            print(f"{names}, error {error}, reach {reach}: {near:.1%}", flush=True)
+        tried = {"models": list(names), "order_alone": _mean(alone), "updated": updated}
+        found["tried"].append(tried)
     space._ERROR, space._REACH = chosen
     Path(path).write_text(json.dumps({**found, "chosen": list(chosen)}, indent=1) + "\n")
+
+
+def _on_fold(
+    data: KernelData, rows: pandas.DataFrame, made: Networks
+) -> tuple[Part, dict[str, numpy.ndarray]]:
+    """Return the training rows with one fold as the test, and what each model says of it."""
+    fold = folds_of(rows) == made.about["fold"]
+    part = Part(rows, features_of(data, rows, made.about["kernels"]), targets(rows), fold)
+    return part, {NETWORKS: made.predict(part.features[fold]), TREES: MODELS[TREES](part)}
 
 
 SMALL = Settings(networks=2, width=128, epochs=25)  # a tenth of the time of those that ship

@@ -179,6 +179,7 @@ def test_figures_of_an_update_are_tried_on_folds(
         file = tmp_path / f"fold{fold}.npz"
         training.save_networks(data, "shape", file, settings, "cpu", fold)
     monkeypatch.setattr(results, "TRIED", ((0.1, 1.0),))
+    monkeypatch.setitem(evaluation.MODELS, evaluation.TREES, lambda part: part.target[part.test])
     before = space._ERROR, space._REACH
     results.choose(str(data.folder), tmp_path, str(tmp_path / "out.json"))
     found = json.loads((tmp_path / "out.json").read_text())
@@ -186,8 +187,10 @@ def test_figures_of_an_update_are_tried_on_folds(
     train = rows[~rows.test_shape & (training.folds_of(rows) < 2)]
     assert found["tasks"] == train.groupby(training.TASK).ngroups
     assert found["folds"] == 2
-    assert 0 <= found["order_alone"] <= 1
-    assert [each["error"] for each in found["tried"]] == [0.1]
+    alone, both = found["tried"]
+    assert (alone["models"], both["models"]) == (["networks"], ["networks", evaluation.TREES])
+    assert 0 <= alone["order_alone"] < both["order_alone"] <= 1, "the stand-in knows the times"
+    assert [each["error"] for each in both["updated"]] == [0.1]
     assert tuple(found["chosen"]) == before == (space._ERROR, space._REACH)
 
 
@@ -230,6 +233,22 @@ def test_a_graph_model_sees_what_is_in_the_graph() -> None:
         arrays, place, numpy.zeros((400, 1)), rows, test, 2, Settings(width=16, epochs=40, tasks=4)
     )
     assert numpy.corrcoef(found, place[test] % 12)[0, 1] > 0.9
+
+
+def test_trees_of_the_tuner_know_a_config_without_its_kernel(
+    data: KernelData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(training.LARGER, "max_iter", 60)
+    made = training.save_trees(data, tmp_path / "trees.npz", Settings(**training.HIDDEN))
+    rows = training.usable(data)
+    assert made.about["tasks"] == training.tasks_hash(rows)
+    features = training.features_of(data, rows, [])
+    part = Part(rows, features, numpy.empty(0), numpy.ones(len(rows), dtype=bool))
+    assert numpy.isnan(features[:, 0]).all()
+    assert score_of("x", made.predict(features), part, "shape").tau > 0.8
+    hidden = training._hidden(features, Settings(hide=1.0), numpy.random.default_rng(0))
+    assert numpy.isnan(hidden[:, NAMES.index("trips")]).all()
+    assert not numpy.isnan(hidden[:, NAMES.index("config_num_warps")]).any()
 
 
 def test_hidden_groups_look_unknown() -> None:
@@ -287,13 +306,27 @@ def test_kendall_leaves_out_pairs_within_the_noise() -> None:
 def test_near_counts_the_first_few_of_the_order() -> None:
     rows = pandas.DataFrame(
         {"kernel": "k", "shape": "{}", "dtype": "d", "median_ns": [100 + n for n in range(10)]}
-    )
+    ).assign(collection="c")
     test = numpy.ones(10, dtype=bool)
     part = Part(rows, numpy.zeros((10, 1)), numpy.zeros(10), test)
     backwards = -numpy.arange(10.0)
     assert score_of("x", backwards, part, "shape").near == 0.0  # 105 of 100: not within 2 %
     assert score_of("x", backwards, part, "kernel").near == 1.0  # ten are all of them
     assert score_of("x", backwards, part, "shape").tau == -1.0
+
+
+def test_near_is_counted_by_collection() -> None:
+    tasks = [("a", "old"), ("b", "new"), ("c", "new")]
+    rows = pandas.DataFrame(
+        {"kernel": kernel, "shape": "{}", "dtype": "d", "collection": name, "median_ns": 100 + n}
+        for kernel, name in tasks
+        for n in range(10)
+    )
+    part = Part(rows, numpy.zeros((30, 1)), numpy.zeros(30), numpy.ones(30, dtype=bool))
+    right, wrong = numpy.arange(10.0), -numpy.arange(10.0)
+    found = score_of("x", numpy.concatenate([right, right, wrong]), part, "shape")
+    assert found.by_collection == {"old": (1.0, 1), "new": (0.5, 2)}
+    assert found.near == pytest.approx(2 / 3)
 
 
 def test_a_search_ends_with_its_best() -> None:

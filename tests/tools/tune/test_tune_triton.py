@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import triton
@@ -126,10 +128,27 @@ def test_the_shipped_model_says_what_it_was_trained_on() -> None:
     from benchmarks.learn.train import data_hash
     from sundog.dataset import load
 
-    model = kernel_model.Networks.load(kernel_model.MODEL)
-    assert model.about["data"] == data_hash(load("h200")), "run benchmarks.learn train again"
-    assert model.about["version"] == 1
-    assert kernel_model.MODEL.stat().st_size < 2_000_000
+    models = kernel_model._models()
+    assert models is not None
+    for model in models:
+        assert model.about["data"] == data_hash(load("h200")), "run benchmarks.learn train again"
+        assert model.about["version"] == 1
+        assert model.about["kernels"] == models[0].about["kernels"], "one matrix serves both"
+    paths = (kernel_model.MODEL, kernel_model.TREES)
+    assert sum(path.stat().st_size for path in paths) < 2_000_000
+
+
+def test_networks_and_trees_count_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each model's scores are taken around their mean, so a level of one of them has no effect."""
+    models = [
+        SimpleNamespace(about={"target": "t", "kernels": []}, predict=lambda _, s=scores: s)
+        for scores in (numpy.array([1.0, 3.0]), numpy.array([70.0, 71.0]))
+    ]
+    monkeypatch.setattr(kernel_model, "_models", lambda: models)
+    monkeypatch.setattr(kernel_model, "matrix", lambda known, kernels: known)
+    assert kernel_model.predict([{}, {}], "t") == [-0.75, 0.75]
+    assert kernel_model.predict([], "t") == []
+    assert kernel_model.predict([{}], "another") is None
 
 
 def test_a_kernel_without_autotune_needs_configs(tmp_path: Path) -> None:
