@@ -27,14 +27,17 @@ def drawn(subject: Subject, count: int, seed: int = 0) -> Subject:
     dtype = rng.choice(list(subject.dtypes))
     templates = rng.sample(list(subject.shapes), len(subject.shapes))
     shapes: list[Shape] = []
-    for template in itertools.islice(itertools.cycle(templates), 3 * count):
-        tries = (_moved(template, subject, rng) for _ in range(_TRIES))
-        known = (*subject.shapes, *shapes)
-        fits = (s for s in tries if s not in known and _alike(s, template, subject, dtype))
-        shapes += itertools.islice(fits, 1)
-        if len(shapes) == count:
-            return replace(subject, shapes=shapes, dtypes=[dtype])
-    raise ValueError(f"{subject.name}: found {len(shapes)} new shapes of {count}: ask for fewer")
+    while True:
+        before = len(shapes)
+        for template in templates:
+            tries = (_moved(template, subject, rng) for _ in range(_TRIES))
+            known = (*subject.shapes, *shapes)
+            fits = (s for s in tries if s not in known and _alike(s, template, subject, dtype))
+            shapes += itertools.islice(fits, 1)
+            if len(shapes) == count:
+                return replace(subject, shapes=shapes, dtypes=[dtype])
+        if len(shapes) == before:
+            raise ValueError(f"{subject.name}: {before} new shapes of {count}: ask for fewer")
 
 
 def _moved(template: Shape, subject: Subject, rng: random.Random) -> Shape:
