@@ -73,7 +73,7 @@ def show_graphs(name: str, split: str, path: str, settings: Settings, device: st
             Path(path).write_text(json.dumps(found, indent=1) + "\n")
 
 
-TRIED = ((0.05, 1.5), (0.08, 1.5), (0.12, 1.5), (0.05, 2.0), (0.08, 2.0), (0.15, 2.0))
+TRIED = ((0.03, 1.5), (0.05, 1.5), (0.08, 1.5), (0.12, 1.5), (0.05, 2.0), (0.08, 2.0), (0.15, 2.0))
 
 
 CANDIDATES = ((NETWORKS,), (NETWORKS, TREES))  # that numpy evaluates, from a small file
