@@ -42,14 +42,13 @@ def forget(world: World) -> None:
 
 def find_world(name: str) -> World:
     """Return the calling rank's open world of this name. Raise WorldClosed if there is none."""
-    by_thread = _worlds.get(name)
-    if by_thread is not None:
-        found = by_thread.get(get_ident())
-        if found is None and len(by_thread) == 1:
-            found = next(iter(by_thread.values()))
-        world = found() if found is not None else None
-        if world is not None and not world._closed:
-            return world
+    try:
+        world = _worlds[name][get_ident()]()
+    except KeyError:  # a thread that no rank started: of the one rank of its process
+        alone = [*_worlds.get(name, {}).values()]
+        world = alone[0]() if len(alone) == 1 else None
+    if world is not None and not world._closed:
+        return world
     known = ", ".join(map(repr, _worlds)) or "none"
     raise WorldClosed(
         f"there is no open world named {name!r} on this rank (open: {known}): it was closed, or "
