@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -150,6 +151,11 @@ class Gpu:
         self._direct = Direct()
         self._shown: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
         self.sharing: dict[int, tuple[int, ...]] = {}  # by address of a context: its world's ranks
+        # Attributes, not methods: every launch asks them.
+        self.is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+        self.current_handle: Callable[[], int] = partial(
+            torch._C._cuda_getCurrentRawStream, device.index
+        )
 
     def partners(self, prepared: Prepared) -> Collection[int]:
         """Return the ranks of the worlds whose contexts a launch is given.
@@ -161,19 +167,12 @@ class Gpu:
         found = [self.sharing[each] for each in prepared.pointers if each in self.sharing]
         return {rank for ranks in found for rank in ranks}
 
-    def is_capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
-
     def current_stream(self) -> torch.cuda.Stream:
         """Return the same object for a stream each time: torch takes 10 us to make a new one."""
         handle = self.current_handle()
         if handle not in self._streams:
             self._streams[handle] = torch.cuda.current_stream()
         return self._streams[handle]
-
-    def current_handle(self) -> int:
-        handle: int = torch._C._cuda_getCurrentRawStream(self._index)
-        return handle
 
     def event(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         event = torch.cuda.Event()

@@ -379,9 +379,13 @@ class SymmBackend(OnGpu):
         return again(run, given, self._start_again)
 
     def _start_again(self, launches: list[Again]) -> bool:
-        if self.recording is not None or is_hooked() or self._gpu.is_capturing():
+        if self.recording is not None or is_hooked():
             return False  # a graph, ours or torch's, keeps the plan: ops/dispatch.py notes it
-        handle = self._current_handle()
+        handle = self._gpu.current_handle()
+        if handle and self._gpu.is_capturing():  # 0: the default stream can't be captured
+            return False
+        if handle not in self._streams:
+            self._streams[handle] = self._gpu.current_stream()
         for launch in launches:
             launch.put(handle)
         return True

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from triton.compiler import ASTSource
 import sundog
 from sundog.backends._gpu import Direct
 from sundog.backends._relaunch import Again, again, is_hooked
+from sundog.backends.symm import SymmBackend
 from sundog.errors import WorldClosed
 
 Run = Callable[..., list]
@@ -432,3 +434,16 @@ def test_a_group_that_has_ended(run: Run) -> None:
             call()
 
     run(main, 2)
+
+
+@pytest.mark.parametrize(("handle", "captures"), [(0, False), (7, False), (7, True)])
+def test_symm_starts_again_outside_captures(handle: int, captures: bool) -> None:
+    """CUDA can't capture the default stream, 0, so there is no need to ask."""
+    backend, put = object.__new__(SymmBackend), []
+    asked = Mock(return_value=captures)
+    backend._gpu = SimpleNamespace(current_handle=lambda: handle, is_capturing=asked)  # type: ignore[assignment]
+    backend._streams = {handle: None}
+    launches: Any = [SimpleNamespace(put=put.append)] * 2
+    assert backend._start_again(launches) is not captures
+    assert put == ([] if captures else [handle] * 2)
+    assert asked.call_count == bool(handle)
