@@ -86,6 +86,7 @@ class Plans:
         self.agreed: tuple | None = None  # the problem and config that ranks have just compared
         self.count = 0  # calls so far
         self._backend, self._order = world._backend, world._backend.order
+        self._callers = self._order.callers
         self._world: World = weakref.proxy(world)  # no cycle, which would keep the heap
         self._calls: dict[Hashable, CachedCall] = {}
         self._staging: dict[tuple[int, str], Staging] = {}
@@ -104,8 +105,8 @@ class Plans:
         """Note that this rank makes a call now. Every call comes here."""
         if self._expired.value:
             self.raise_if_expired()
-        stream = self._backend.stream_number
-        if self._order.callers.get(stream) != get_ident():
+        stream = call.key[-1]
+        if self._callers.get(stream) != get_ident():
             self._order.claim(stream)
         self.count = call.used = count = self.count + 1
         words = self._words

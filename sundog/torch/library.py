@@ -22,7 +22,7 @@ from torch import Tensor, empty_like, is_grad_enabled
 from torch._C import _any_requires_grad as any_requires_grad
 
 from ..fused.moe_dispatch import Handle, Problem
-from ..ops.dispatch import again
+from ..ops.dispatch import again, identity_of
 from ..ops.load import functions
 from . import formulas, shapes
 from .formulas import keep, keep_matrices, keep_sum, no_formula, refused
@@ -192,26 +192,26 @@ def _kernel(name: str, function: Callable[..., Any], adapt: Adapt) -> Callable[.
     return kernel
 
 
+def _relaunched(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Ask first whether the call is a repetition: the dispatcher knows that x is a plain tensor."""
+
+    def all_reduce(x: Tensor, op: str, algo: str, world: str) -> Tensor:
+        found = find_world(world)
+        if found.num_nodes == 1:
+            out = empty_like(x, memory_format=_CONTIGUOUS)
+            if again(found, identity_of(found, ("all_reduce", op, True), algo, x, out), x, out):
+                return out
+            del out  # so that the function allocates the same memory
+        return cast(Tensor, kernel(x, op, algo, world))
+
+    return all_reduce
+
+
 # how a function's arguments and results become the op's
 
 
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
-
-
-def _sum(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Ask first whether the call is a repetition: the dispatcher knows that x is a plain tensor."""
-    if function is not functions()["all_reduce"]:
-        return function  # over several machines
-
-    def all_reduce(world: Any, x: Tensor, op: str, algo: str) -> Tensor:
-        out = empty_like(x, memory_format=_CONTIGUOUS)
-        if again(world, ("all_reduce", op, True), algo, x, out):
-            return out
-        del out  # so that the function allocates the same memory
-        return cast(Tensor, function(world, x, op, algo=algo))
-
-    return all_reduce
 
 
 def _to_one(is_whole: bool, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -291,7 +291,6 @@ def _combine(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _ADAPTED: dict[str, Adapt] = {
-    "all_reduce": _sum,
     "reduce": functools.partial(_to_one, False),
     "gather": functools.partial(_to_one, True),
     "all_to_all": _rows_first,
@@ -308,7 +307,8 @@ def _register(library: torch.library.Library) -> None:
     found = functions()
     for name, row in TABLE.items():
         library.define(f"{name}({row.arguments}, str algo, str world) -> {row.returns}")
-        _kernels[name] = _kernel(name, found[name], _ADAPTED.get(name, _as_it_is))
+        kernel = _kernel(name, found[name], _ADAPTED.get(name, _as_it_is))
+        _kernels[name] = _relaunched(kernel) if name == "all_reduce" else kernel
         for device in ("CPU", "CUDA"):
             library.impl(name, _kernels[name], device)
         fake = shapes.on_device(name, row.arguments, row.shape)

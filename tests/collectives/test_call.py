@@ -460,3 +460,24 @@ def test_complex_numbers_without_a_dimension(run: Run) -> None:
                 world.reduce_scatter(one, op)
 
     run(main, 2)
+
+
+def test_a_repeat_is_not_negated_or_differentiated(run: Run) -> None:
+    """They lie where the repeated call's tensor does, with its shape and dtype."""
+
+    def main(world: sundog.World) -> None:
+        x = torch.ones(64, device=world.device)
+        call = functools.partial(torch.ops.sundog.all_reduce, op="sum", algo="auto")
+        for _ in range(3):
+            out = world.all_reduce(x)
+            assert torch.equal(call(x, world=world.name), out)
+        with pytest.raises(ValueError, match="negated when it is read"):
+            world.all_reduce(torch._neg_view(x), out=out)
+        assert call(torch._neg_view(x), world=world.name).tolist() == [-2.0] * 64
+        leaf = x.detach().requires_grad_()
+        for summed in (world.all_reduce(leaf), call(leaf, world=world.name)):
+            assert summed.requires_grad
+        with torch.no_grad():
+            assert not world.all_reduce(leaf).requires_grad
+
+    run(main, 2)
