@@ -48,33 +48,24 @@ if TYPE_CHECKING:
 
 SYMMETRIC = ("out",)
 _EACH = tl.constexpr(4)  # experts whose tokens a program numbers
-_BITS = tl.constexpr(16)  # of a word for each of them: more than IDS entries need
-_COUNT = tl.constexpr((1 << 16) - 1)
 
 
 @triton.jit
 def _number_kernel(ids, slots, counts, pairs, EXPERTS: tl.constexpr):
-    """Give a number to each entry of a program's experts: how many of its expert's come before.
-
-    One scan counts all of them, each in its own bits of a word.
-    """
+    """Give a number to each entry of a program's experts."""
     first = tl.program_id(0) * _EACH
     before = ()
     for _ in tl.static_range(_EACH):
         before = before + (tl.full((), 0, tl.int32),)  # type: ignore[assignment]
     for start in range(0, pairs, IDS):
         at = start + tl.arange(0, IDS)
-        which = tl.load(ids + at, mask=at < pairs, other=-1).to(tl.int64) - first
-        is_mine = (which >= 0) & (which < _EACH) & (first + which < EXPERTS)
-        shift = tl.where(is_mine, which * _BITS, 0)
-        one = tl.where(is_mine, 1, 0).to(tl.int64) << shift
-        number = ((tl.cumsum(one, 0) - one) >> shift & _COUNT).to(tl.int32)
-        found, after = tl.sum(one, 0), ()
+        chosen = tl.load(ids + at, mask=at < pairs, other=-1)
+        after = ()
         for i in tl.static_range(_EACH):
-            number += tl.where(which == i, before[i], 0)
-            count = (found >> (i * _BITS) & _COUNT).to(tl.int32)
-            after = after + (before[i] + count,)  # type: ignore[assignment]
-        tl.store(slots + at, number, mask=is_mine)
+            mine = (chosen == first + i).to(tl.int32)
+            number = before[i] + tl.cumsum(mine, 0) - mine
+            tl.store(slots + at, number, mask=(mine > 0) & (first + i < EXPERTS))
+            after = after + (before[i] + tl.sum(mine, 0),)  # type: ignore[assignment]
         before = after
     for i in tl.static_range(_EACH):
         tl.store(counts + first + i, before[i], mask=first + i < EXPERTS)

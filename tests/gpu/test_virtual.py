@@ -283,7 +283,9 @@ def test_a_hundred_worlds_leak_nothing(run):
         return used
 
     used = [run(main, 2, heap_size=1 << 20) for _ in range(100)]
-    assert used[-1] == used[20]
+    for (free, files), (free_then, files_then) in zip(used[-1], used[20], strict=True):
+        assert free >= free_then  # more, if a process of an earlier run has ended meanwhile
+        assert files == files_then
 
 
 @only_virtual

@@ -281,10 +281,10 @@ def test_what_is_no_tensor(run: Run, name: str) -> None:
         run(WITHOUT_A_TENSOR[name], 2)
 
 
-@pytest.mark.parametrize("ranks", [1, None])
-def test_a_group_of_no_sequence(run: Run, ranks: Any) -> None:
-    with pytest.raises(ValueError, match=rf"group of ranks {ranks}: .* for example \[0, 1\]"):
-        run(lambda world: world.group(ranks), 2)
+@pytest.mark.parametrize("members", [1, None])
+def test_a_group_of_no_sequence(run: Run, members: Any) -> None:
+    with pytest.raises(ValueError, match=rf"group of ranks {members}: .* for example \[0, 1\]"):
+        run(lambda world: world.group(members), 2)
 
 
 def test_a_tensor_that_is_freed_twice(run: Run) -> None:
