@@ -138,7 +138,8 @@ def check_counts(size: int, name: str, splits: Any, kind: str = " from 0 on") ->
 
     Numbers of numpy would overflow when they are multiplied. Dynamo may not know a number's sign.
     """
-    is_list = isinstance(splits, Sequence) and len(splits) == size
+    # Dynamo of torch 2.11 lets a TypeError through this try, so most are found before it.
+    is_list = isinstance(splits, Sequence) and len(splits) == size and all(map(_is_whole, splits))
     try:
         counts = [n if isinstance(n, int) else operator.index(n) for n in splits] if is_list else []
     except TypeError:
@@ -146,6 +147,10 @@ def check_counts(size: int, name: str, splits: Any, kind: str = " from 0 on") ->
     if not counts or not (is_tracing() or all(n >= 0 for n in counts)):
         raise ValueError(f"{name} {splits!r} must be {size} numbers{kind}")
     return counts
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int) or hasattr(number, "__index__")
 
 
 def check_pair(size: int, in_splits: Any, out_splits: Any) -> tuple[list[int], list[int]]:
