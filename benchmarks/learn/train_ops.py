@@ -13,7 +13,9 @@ import json
 import math
 import random
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,13 @@ def data_hash(known: list[Example]) -> str:
     return hashlib.sha256(json.dumps(sorted(times, key=str)).encode()).hexdigest()
 
 
+def medians(example: Example, trees: Trees, budgets: Sequence[int]) -> Iterator[float]:
+    """Replay both searches with each budget; give the medians over some orders of the space."""
+    for budget, (model, search) in product(budgets, ((trees, by_model), (None, pattern))):
+        found = [replayed(example, model, search, budget, seed) for seed in range(SEEDS)]
+        yield float(numpy.median(found))
+
+
 def main(folder: Path, out: Path | None, budgets: tuple[int, ...] = (5, 10, 20)) -> None:
     known = examples(folder)
     by_op: dict[str, list[Example]] = defaultdict(list)
@@ -117,12 +126,7 @@ def main(folder: Path, out: Path | None, budgets: tuple[int, ...] = (5, 10, 20))
         others = [each for each in known if each is not example]
         if len(by_op[example.session.op]) < 2:
             continue  # no other problem of this algorithm to learn from
-        trees = train(others, {})
-        cells = ""
-        for budget in budgets:
-            for model, search in ((trees, by_model), (None, pattern)):
-                runs = [replayed(example, model, search, budget, seed) for seed in range(SEEDS)]
-                cells += f"{numpy.median(runs):12.3f}"
+        cells = "".join(f"{n:12.3f}" for n in medians(example, train(others, {}), budgets))
         print(f"{example.name:52}{len(example.session.times):6}{cells}", flush=True)
     if out is not None:
         about = {"target": TARGET, "version": 1, "trained_on": [each.name for each in known]}

@@ -2,10 +2,9 @@
 
     scores = predict(known, "nvidia-h200")      # known: see features.py
 
-A score is the logarithm of a config's time relative to the mean of those given, so only scores of
-one kernel, shape and dtype can be compared. There are none for a target that the model was not
-trained on. Networks and trees err in different places, so their scores are averaged.
-`python -m benchmarks.learn train` and `train-trees` make the files; numpy alone evaluates them.
+A score is the logarithm of a config's time relative to the mean of its task, so only scores of one
+kernel, shape and dtype can be compared. There are none for a target that the model was not trained
+on. `python -m benchmarks.learn train` makes the file; numpy alone evaluates it.
 """
 
 from __future__ import annotations
@@ -20,10 +19,12 @@ from typing import Any
 import numpy
 
 from .features import matrix
-from .op_model import Trees
 
 MODEL = Path(__file__).parent / "nvidia-h200-kernels.npz"
-TREES = Path(__file__).parent / "nvidia-h200-trees.npz"
+# So many of its order are measured before a measurement corrects it: on tasks that the networks had
+# not seen, the best of five is near the best as often either way, and five need not wait for each
+# other. benchmarks/learn/README.md has the figures.
+ORDERED = 5
 WEIGHTS = ("kernel", "w0", "b0", "w1", "b1", "w2", "b2", "w3", "b3")
 _SCALES = ("mean", "scale")
 _FAR = 4.0  # standard deviations: values farther away are cut to this
@@ -31,20 +32,18 @@ _FAR = 4.0  # standard deviations: values farther away are cut to this
 
 def predict(known: Sequence[Mapping[str, Any]], target: str) -> list[float] | None:
     """Return a score for each, the least for the best; None if the model knows nothing."""
-    models = _models()
-    if models is None or target != models[0].about["target"]:
+    model = _model()
+    if model is None or target != model.about["target"]:
         return None
     if not known:
         return []
-    features = matrix(known, models[0].about["kernels"])
-    each = [model.predict(features) for model in models]
-    return [float(score) for score in numpy.mean([one - one.mean() for one in each], axis=0)]
+    features = matrix(known, model.about["kernels"])
+    return [float(score) for score in model.predict(features)]
 
 
 @functools.cache
-def _models() -> tuple[Networks, Trees] | None:
-    there = MODEL.exists() and TREES.exists()
-    return (Networks.load(MODEL), Trees.load(TREES)) if there else None
+def _model() -> Networks | None:
+    return Networks.load(MODEL) if MODEL.exists() else None
 
 
 def encode(features: numpy.ndarray, mean: numpy.ndarray, scale: numpy.ndarray) -> numpy.ndarray:

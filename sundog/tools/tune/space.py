@@ -54,11 +54,13 @@ def jobs(op: str, problem: str, size: int) -> list[Job]:
 class Space:
     """The configs that an algorithm's `valid` accepts, its default first.
 
-    `scores` are a model's expectations, the least for the best; empty where it knows nothing.
+    `scores` are a model's expectations, the least for the best; empty where it knows nothing. A
+    search measures the first `ordered` of that order before measurements correct the model.
     """
 
     configs: tuple[Any, ...]
     scores: tuple[float, ...] = ()
+    ordered: int = 1
 
     @staticmethod
     def of(job: Job, num_sms: int, arch: str = "") -> Space:
@@ -204,22 +206,23 @@ def pattern(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -
 
 
 def by_model(space: Space, evaluate: Evaluate, budget: int, rng: random.Random) -> None:
-    """Try the default and what the model expects to be fastest, then what may be even faster.
+    """Try the default and the first of the model's order, then what may be faster than all of them.
 
-    The model proposes, the GPU decides, and measurements update the model. A small budget is spent
-    one config at a time. Where the model knows nothing, the pattern search runs.
+    The model proposes, the GPU decides, and measurements update the model, once the first
+    `space.ordered` are known. A small budget is then spent one config at a time. Where the model
+    knows nothing, the pattern search runs.
     """
     if not space.scores:
         pattern(space, evaluate, budget, rng)
         return
     times: dict[Any, float | None] = {}
+    together = min(max(budget // 10, 1), _PROPOSED)
+    first = proposals(space, {}, max(space.ordered, together))
+    wanted = list(dict.fromkeys([space.configs[0], *first]))
     generation = 0
-    while len(times) < min(budget, len(space.configs)):
-        wanted = proposals(space, times, min(max(budget // 10, 1), _PROPOSED))
-        if not times:
-            wanted = list(dict.fromkeys([space.configs[0], *wanted]))
-        wanted = wanted[: budget - len(times)]
+    while wanted := wanted[: budget - len(times)]:
         times.update(zip(wanted, evaluate(wanted, generation), strict=True))
+        wanted = proposals(space, times, together)
         generation += 1
 
 

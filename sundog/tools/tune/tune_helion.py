@@ -4,9 +4,9 @@
 
 Helion draws configs of the kernel's space and generates their code. A launch of each, which is only
 recorded, shows its grid. The model orders them, processes compile the first few times `budget`, and
-the model orders those again, as in `tune_triton`. Helion measures `budget` of them, one at a time,
-and each measurement updates the model. On a GPU that the model does not know, Helion's own search
-runs.
+the model orders those again, as in `tune_triton`. Helion measures `budget` of them: the first five
+together, the others one at a time, and each measurement updates the model. On a GPU that the model
+does not know, Helion's own search runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from ...compiled.recorded import RecordedLaunch, pointer
-from ...learn.kernel_model import predict
+from ...learn.kernel_model import ORDERED, predict
 from ...target import key_of, of
 from .._pool import Failure
 from .compile_configs import Built, build_all
@@ -91,7 +91,7 @@ class ModelSearch(FiniteSearch):
         good = {p: b for p, b in zip(first, built, strict=True) if isinstance(b, Built)}
         scores = self._scores({point: known[point] for point in good or first}, good)
         ordered = sorted(scores, key=scores.__getitem__)
-        return Space(tuple(ordered), tuple(scores[point] for point in ordered))
+        return Space(tuple(ordered), tuple(scores[point] for point in ordered), ORDERED)
 
     def _launch(self, config: Any) -> _Launch | None:
         """Generate a config's code and record its launch; None where that fails."""

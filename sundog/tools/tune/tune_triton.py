@@ -5,8 +5,8 @@
 
 The model orders the configs by their launches, processes compile the first few times `budget`, and
 the model orders those again by their registers, shared memory and TTGIR. The GPU measures `budget`
-of them, and each measurement corrects the order of the rest. Each is a row of the dataset `log`. On
-a GPU that the model does not know, the pattern search runs.
+of them: five in that order, and then each measurement corrects the order of the rest. Each is a row
+of the dataset `log`. On a GPU that the model does not know, the pattern search runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...dataset.identity import describe_run
 from ...dataset.recorder import Recorder
 from ...dataset.triton.ttir import extract_ttir_graph
 from ...errors import SundogError
-from ...learn.kernel_model import predict
+from ...learn.kernel_model import ORDERED, predict
 from ...target import key_of, of
 from .._pool import Failure
 from .compile_configs import Built, build_all
@@ -250,7 +250,7 @@ class _Run:
         self._compile(list(points)[: _COMPILED * budget])
         built = {p: c for p, c in self.compiled.items() if isinstance(c, Built)}
         scores = _ranked(self._job, built) or {}
-        return Space(tuple(scores), tuple(scores.values())) if scores else space
+        return Space(tuple(scores), tuple(scores.values()), ORDERED) if scores else space
 
     def __call__(self, points: list[Any], generation: int) -> list[float | None]:
         self._compile(points)

@@ -88,7 +88,7 @@ def tuned(base: Path | None, budget: int) -> Any:
 def test_the_model_proposes_and_each_measurement_is_a_row(
     provider: type[Provider], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One config at a time, those first that the model likes; the best of them is the result."""
+    """Those first that the model likes; the best of them is the result."""
     scored: list[list[Any]] = []
     shipped = kernel_model.predict
 
@@ -98,8 +98,8 @@ def test_the_model_proposes_and_each_measurement_is_a_row(
 
     monkeypatch.setattr(tuning, "predict", predict)
     best = tuned(tmp_path / "add", 2)
-    assert [len(configs) for configs in provider.asked] == [1, 1]
-    asked = [configs[0] for configs in provider.asked]
+    (asked,) = provider.asked
+    assert len(asked) == 2
     assert best["num_warps"] == min(config["num_warps"] for config in asked)
     _, drawn, compiled = scored
     assert 1 < len(compiled) <= 4 * 2 < len(drawn) <= 8 * 2
@@ -124,7 +124,24 @@ def test_where_every_config_fails_helion_says_so(
     provider.fails = True
     with pytest.raises(exc.NoConfigFound):
         tuned(None, 2)
-    assert len(provider.asked) == 2
+    assert [len(configs) for configs in provider.asked] == [2]
+
+
+@pytest.mark.parametrize("budget", [3, 5, 7])
+def test_five_by_the_order_then_one_at_a_time(
+    provider: type[Provider], monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    spaces: list[Any] = []
+    search = tuning.by_model
+    monkeypatch.setattr(
+        tuning, "by_model", lambda space, *rest: (spaces.append(space), search(space, *rest))
+    )
+    tuned(None, budget)
+    (space,) = spaces
+    count = min(budget, 5)
+    assert [len(configs) for configs in provider.asked] == [count] + [1] * (budget - count)
+    assert provider.asked[0] == [point.config_ for point in space.configs[:count]]
+    assert list(space.scores) == sorted(space.scores)
 
 
 def test_where_no_code_runs_the_reason_is_kept(

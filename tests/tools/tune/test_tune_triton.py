@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pytest
 import torch
 import triton
@@ -111,6 +111,24 @@ def test_the_model_proposes_and_five_measurements_are_made(
     assert math.isnan(before[0]["trips"])
 
 
+def test_the_sixth_config_is_the_first_that_measurements_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model likes small blocks, the clock large ones and few warps."""
+    monkeypatch.setattr(
+        tuning,
+        "predict",
+        lambda known, target: [
+            1e-4 * (each["config"]["BLOCK"] + each["config"]["num_warps"]) for each in known
+        ],
+    )
+    found = tuned(tmp_path, Clock(monkeypatch), budget=6)
+    order = sorted(CONFIGS, key=lambda c: c.kwargs["BLOCK_SIZE"] + c.num_warps)
+    assert [config for config, _ in found.times][:5] == order[:5]
+    assert found.times[5][0] != order[5]
+    assert len(found.times) == 6
+
+
 def test_the_shipped_model_scores_any_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     job = tuning._TritonJob.of(double_kernel, grid, ARGS, {}, math.nan, None)
     points = tuning._space(CONFIGS).configs
@@ -128,27 +146,23 @@ def test_the_shipped_model_says_what_it_was_trained_on() -> None:
     from benchmarks.learn.train import data_hash
     from sundog.dataset import load
 
-    models = kernel_model._models()
-    assert models is not None
-    for model in models:
-        assert model.about["data"] == data_hash(load("h200")), "run benchmarks.learn train again"
-        assert model.about["version"] == 1
-        assert model.about["kernels"] == models[0].about["kernels"], "one matrix serves both"
-    paths = (kernel_model.MODEL, kernel_model.TREES)
-    assert sum(path.stat().st_size for path in paths) < 2_000_000
+    model = kernel_model.Networks.load(kernel_model.MODEL)
+    assert model.about["data"] == data_hash(load("h200")), "run benchmarks.learn train again"
+    assert model.about["version"] == 1
+    shipped = kernel_model.MODEL.parent.glob("*.npz")
+    assert sum(path.stat().st_size for path in shipped) <= 2_000_000
 
 
-def test_networks_and_trees_count_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each model's scores are taken around their mean, so a level of one of them has no effect."""
-    models = [
-        SimpleNamespace(about={"target": "t", "kernels": []}, predict=lambda _, s=scores: s)
-        for scores in (numpy.array([1.0, 3.0]), numpy.array([70.0, 71.0]))
-    ]
-    monkeypatch.setattr(kernel_model, "_models", lambda: models)
-    monkeypatch.setattr(kernel_model, "matrix", lambda known, kernels: known)
-    assert kernel_model.predict([{}, {}], "t") == [-0.75, 0.75]
-    assert kernel_model.predict([], "t") == []
-    assert kernel_model.predict([{}], "another") is None
+def test_the_shipped_model_needs_numpy_alone() -> None:
+    """Beside Python itself, its modules import numpy and each other."""
+    found: set[str] = set()
+    for path in kernel_model.MODEL.parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(str(node.module).partition(".")[0])
+    assert found - set(sys.stdlib_module_names) == {"numpy"}
 
 
 def test_a_kernel_without_autotune_needs_configs(tmp_path: Path) -> None:
