@@ -22,13 +22,13 @@ import pandas
 
 from sundog.dataset.shards import KernelData
 from sundog.learn.features import COMPILED, NAMES
-from sundog.learn.kernel_model import Networks
+from sundog.learn.kernel_model import ORDERED, Networks
 from sundog.tools.tune.space import Space, by_model, pattern
 
 from .gaussian import predict_by_processes
 from .helion_search import lfbo
 from .network import Settings
-from .train import LARGER, TASK, features_of, fit, networks_of, targets, tasks_hash, usable
+from .train import TASK, features_of, fit, networks_of, targets, tasks_hash, usable
 
 NOISE = 0.02
 GOALS = {"shape": (5, 1.02), "kernel": (10, 1.05), "dtype": (5, 1.02), "random": (5, 1.02)}
@@ -60,9 +60,13 @@ class Score:
 
 
 def evaluate(
-    data: KernelData, split: str, networks: Path | None = None, known: Collection[str] = ()
+    data: KernelData,
+    split: str,
+    networks: Path | None = None,
+    known: Collection[str] = (),
+    only: Collection[str] = (),
 ) -> Iterator[Score]:
-    """Compare all models and searches on one split, but those whose scores are `known`.
+    """Compare all models and searches on one split, or `only` these, but those that are `known`.
 
     `networks`: a file that `train` made.
     """
@@ -84,18 +88,25 @@ def evaluate(
         return score_of(name, predicted(name), part, split)
 
     def updated(name: str) -> Score:
-        return led_by(name, predicted(name.removesuffix(UPDATED)), part, split)
+        return led_by(name, predicted(name.removesuffix(UPDATED)), part, GOALS[split], 1)
 
-    scorers: dict[str, Callable[[str], Score]] = {NETWORKS: ordered, NETWORKS + UPDATED: updated}
-    scorers |= {
+    def ships(name: str) -> Score:
+        return led_by(name, predicted(NETWORKS), part, GOALS[split], ORDERED)
+
+    scorers: dict[str, Callable[[str], Score]] = {
+        NETWORKS: ordered,
+        SHIPS: ships,
+        NETWORKS + UPDATED: updated,
         "random search": lambda name: _at_random(name, part, split),
         "pattern search": lambda name: _by_pattern(name, part, split),
         **dict.fromkeys((*MODELS, *TOGETHER), ordered),
         **dict.fromkeys((name + UPDATED for name in TOGETHER), updated),
         "Helion's LFBO": lambda name: _by_helion(name, part, split),
     }
+    if strange := set(only) - set(scorers):
+        raise ValueError(f"{', '.join(sorted(strange))}: expected some of {'; '.join(scorers)}")
     for name, scorer in scorers.items():
-        if name not in known:
+        if name not in known and (not only or name in only):
             yield scorer(name)
 
 
@@ -179,10 +190,12 @@ def by_roofline(part: Part) -> numpy.ndarray:
 
 TREES, PROCESSES = "trees, compiled, larger", "a Gaussian process for each kernel"
 NETWORKS, UPDATED = "networks", ", updated as it goes"
+SHIPS = f"networks, updated after {ORDERED}"
 TOGETHER = {
     "networks and trees": (NETWORKS, TREES),
     "networks, trees and processes": (NETWORKS, TREES, PROCESSES),
 }
+LARGER = {"max_iter": 600, "max_leaf_nodes": 63, "min_samples_leaf": 8, "max_features": 0.25}
 SETTINGS = Settings()
 MODELS: dict[str, Predict] = {
     "roofline and last wave": by_roofline,
@@ -239,14 +252,16 @@ def kendall(predicted: numpy.ndarray, times: numpy.ndarray) -> float:
 # searches
 
 
-def led_by(name: str, predicted: numpy.ndarray, part: Part, split: str) -> Score:
-    """Replay the tuner's search: each measurement updates the model."""
-    count, factor = GOALS[split]
+def led_by(
+    name: str, predicted: numpy.ndarray, part: Part, goal: tuple[int, float], ordered: int
+) -> Score:
+    """Replay the tuner's search: after the first `ordered` each measurement updates the model."""
+    count, factor = goal
     rows = part.rows[part.test].assign(predicted=predicted)
     near = []
     for _, group in rows.groupby(TASK):
         scores = dict(zip(group.config, group.predicted, strict=True))
-        near.append(steps_to(_times(group), by_model, count, 0, scores) <= factor)
+        near.append(steps_to(_times(group), by_model, count, 0, scores, ordered) <= factor)
     return _scored(name, part, near)
 
 
@@ -289,10 +304,11 @@ def steps_to(
     count: int,
     seed: int,
     scores: dict[str, float] | None = None,
+    ordered: int = 1,
 ) -> float:
     """Return how far from the best, as a factor, a search of the tuner ends on recorded times.
 
-    `scores`: a model's; the config that it likes most comes first.
+    `scores`: a model's; the config that it likes most comes first. `ordered`: as of a `Space`.
     """
     fields = sorted(json.loads(next(iter(times))))
     made = dataclasses.make_dataclass("Recorded", fields, frozen=True)
@@ -301,7 +317,8 @@ def steps_to(
     configs = list(by_config)
     random.Random(seed).shuffle(configs)  # a recorded space has no default that comes first
     configs.sort(key=lambda config: liked.get(config, 0.0))
-    space = Space(tuple(configs), tuple(liked[config] for config in configs) if liked else ())
+    liking = tuple(liked[config] for config in configs) if liked else ()
+    space = Space(tuple(configs), liking, ordered)
     asked: list[float] = []
 
     def measure(wanted: list[Any], generation: int) -> list[float | None]:

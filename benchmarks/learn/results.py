@@ -12,7 +12,7 @@ import numpy
 import pandas
 
 from sundog.dataset.shards import KernelData, load
-from sundog.learn.kernel_model import Networks
+from sundog.learn.kernel_model import ORDERED, Networks
 from sundog.tools.tune import space
 
 from .evaluate import (
@@ -33,10 +33,11 @@ from .network import Settings
 from .train import TASK, collected, data_hash, features_of, folds_of, networks_of, targets, usable
 
 
-def show(name: str, splits: list[str], path: str, networks: Path | None) -> None:
+def show(name: str, splits: list[str], path: str, networks: Path | None, only: list[str]) -> None:
     """Print scores as they come and write them to a file; what that has is not computed again.
 
-    `networks`: a folder with a file for each split, made by `train`; without it they train.
+    `networks`: a folder with a file for each split, made by `train`; without it they train. `only`:
+    names of scores, all if it is empty.
     """
     data = load(name)
     found: dict[str, Any] = {"noise": noise(data), "data": data_hash(data), "splits": {}}
@@ -49,7 +50,8 @@ def show(name: str, splits: list[str], path: str, networks: Path | None) -> None
     for split in splits:
         scores = found["splits"].setdefault(split, [])
         known = [score["name"] for score in scores]
-        for score in evaluate(data, split, networks and networks / f"{split}.npz", known):
+        file = networks and networks / f"{split}.npz"
+        for score in evaluate(data, split, file, known, only):
             print(table(split, [score]), flush=True)
             scores.append(asdict(score))
             if path:
@@ -77,32 +79,40 @@ TRIED = ((0.03, 1.5), (0.05, 1.5), (0.08, 1.5), (0.12, 1.5), (0.05, 2.0), (0.08,
 
 
 CANDIDATES = ((NETWORKS,), (NETWORKS, TREES))  # that numpy evaluates, from a small file
+BUDGETS = (5, 10)
+BY_ORDER = (1, ORDERED, BUDGETS[-1])  # measurements by the order, until each updates the model
 
 
 def choose(name: str, folder: Path, path: str) -> None:
     """Try what could ship on folds that networks did not see; write what is near.
 
-    That is: each model of CANDIDATES, and each pair of figures of the tuner's update.
+    That is: each model of CANDIDATES, from which measurement on each one updates it, and each pair
+    of figures of that update, where it begins with the second measurement.
     """
     data = load(name)
     rows = usable(data)
     rows = rows[~rows.test_shape].reset_index(drop=True)
     kept = [_on_fold(data, rows, Networks.load(file)) for file in sorted(folder.glob("fold*.npz"))]
     found: dict[str, Any] = {"data": data_hash(data), "folds": len(kept), "tried": []}
+    found |= {"budgets": list(BUDGETS)}
     found |= {"tasks": sum(part.rows[part.test].groupby(TASK).ngroups for part, _ in kept)}
     chosen = space._ERROR, space._REACH
     for names in CANDIDATES:
         together = [(part, average([each[n] for n in names], part)) for part, each in kept]
-        alone = [score_of("", scores, part, "shape") for part, scores in together]
+
+        def near(ordered: int, budget: int, together: list[Any] = together) -> float:
+            goal = budget, GOALS["shape"][1]
+            return _mean([led_by("", s, part, goal, ordered) for part, s in together])
+
+        begun = [{"ordered": n, "near": [near(n, budget) for budget in BUDGETS]} for n in BY_ORDER]
+        print(f"{names}: {begun}", flush=True)
         updated: list[dict[str, float]] = []
         for error, reach in TRIED:
             space._ERROR, space._REACH = error, reach
-            near = _mean([led_by("", scores, part, "shape") for part, scores in together])
-            updated.append({"error": error, "reach": reach, "near": near})
-            print(f"{names}, error {error}, reach {reach}: {near:.1%}", flush=True)
-        tried = {"models": list(names), "order_alone": _mean(alone), "updated": updated}
-        found["tried"].append(tried)
-    space._ERROR, space._REACH = chosen
+            updated.append({"error": error, "reach": reach, "near": near(1, BUDGETS[0])})
+            print(f"{names}: {updated[-1]}", flush=True)
+        space._ERROR, space._REACH = chosen
+        found["tried"].append({"models": list(names), "begun": begun, "updated": updated})
     Path(path).write_text(json.dumps({**found, "chosen": list(chosen)}, indent=1) + "\n")
 
 
@@ -145,7 +155,8 @@ def combine(name: str, path: str) -> None:
         found |= {each: MODELS[each](part) for each in (TREES, PROCESSES)}
         for names, kept in scores.items():
             both = average([found[each] for each in names], part)
-            kept.append((score_of("", both, part, "shape"), led_by("", both, part, "shape")))
+            led = led_by("", both, part, GOALS["shape"], 1)
+            kept.append((score_of("", both, part, "shape"), led))
     ends = []
     for names, kept in scores.items():
         orders, updated = [order for order, _ in kept], [led for _, led in kept]

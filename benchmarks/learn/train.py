@@ -16,7 +16,7 @@ import numpy
 import pandas
 
 from sundog.dataset.shards import KernelData
-from sundog.learn.features import GROUPS, NAMES, matrix
+from sundog.learn.features import NAMES, matrix
 from sundog.learn.op_model import Trees
 
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ _SETTINGS: dict[str, Any] = {
     "l2_regularization": 1.0,
     "random_state": 0,
 }
-LARGER = {"max_iter": 600, "max_leaf_nodes": 63, "min_samples_leaf": 8, "max_features": 0.25}
-# The tuner's kernels are others', and are scored before they are compiled, too.
-HIDDEN: dict[str, Any] = {"hide_kernel": 0.5, "hide": 0.15}
-_DRAWS = 2  # of what is hidden from trees: each row is seen so often
 
 
 def collected(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -198,29 +194,3 @@ def save_networks(
     made = networks_of(rows, features_of(data, rows, kernels), about, settings, device)
     made.save(out)
     return made
-
-
-def save_trees(data: KernelData, out: Path, settings: Settings) -> Trees:
-    """Train the larger trees on all rows, hide parts as from the networks, write the file."""
-    rows = usable(data)
-    kernels = sorted(set(rows.kernel))
-    features, rng = features_of(data, rows, kernels), numpy.random.default_rng(settings.seed)
-    seen = numpy.concatenate([_hidden(features, settings, rng) for _ in range(_DRAWS)])
-    about = {"version": VERSION, "target": TARGET, "data": data_hash(data), "kernels": kernels}
-    about |= {"tasks": tasks_hash(rows), "script": "python -m benchmarks.learn train-trees"}
-    made = fit(seen, numpy.tile(targets(rows), _DRAWS), about, **LARGER)
-    made.save(out)
-    return made
-
-
-def _hidden(
-    features: numpy.ndarray, settings: Settings, rng: numpy.random.Generator
-) -> numpy.ndarray:
-    """Make the kernel of some rows unknown, and of others a group of features."""
-    found = features.copy()
-    hidden = {("kernel",): settings.hide_kernel, **dict.fromkeys(GROUPS.values(), settings.hide)}
-    for names, part in hidden.items():
-        chosen = rng.random(len(found)) < part
-        for name in names:
-            found[chosen, NAMES.index(name)] = numpy.nan
-    return found

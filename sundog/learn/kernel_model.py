@@ -21,9 +21,9 @@ import numpy
 from .features import matrix
 
 MODEL = Path(__file__).parent / "nvidia-h200-kernels.npz"
-# So many of its order are measured before a measurement corrects it: on tasks that the networks had
-# not seen, the best of five is near the best as often either way, and five need not wait for each
-# other. benchmarks/learn/README.md has the figures.
+# Configs of its order that are measured before measurements correct it. On tasks that the networks
+# had not seen, the best of five is near the best as often either way, and five need not wait for
+# each other. benchmarks/learn/README.md has the figures.
 ORDERED = 5
 WEIGHTS = ("kernel", "w0", "b0", "w1", "b1", "w2", "b2", "w3", "b3")
 _SCALES = ("mean", "scale")

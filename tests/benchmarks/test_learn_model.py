@@ -83,6 +83,22 @@ def test_trees_learn_the_order_of_unseen_shapes(
     assert "trees, compiled" in table("shape", list(scores.values()))
 
 
+def test_only_the_scores_that_are_asked_for_are_computed(
+    data: KernelData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ships is the order alone until its first five are measured: the goal's five."""
+    monkeypatch.setattr(evaluation, "SETTINGS", Settings(1, 32, 20, tasks=4, rate=1e-2))
+    wanted = ["networks", evaluation.SHIPS]
+    order, ships = evaluate(data, "shape", only=wanted)
+    assert [order.name, ships.name] == wanted
+    assert (order.near, order.by_collection) == (ships.near, ships.by_collection)
+    assert [score.name for score in evaluate(data, "shape", None, ["networks"], wanted)] == wanted[
+        1:
+    ]
+    with pytest.raises(ValueError, match="network: expected some of networks; "):
+        list(evaluate(data, "shape", only=["network"]))
+
+
 def test_a_process_learns_from_its_own_kernel_alone() -> None:
     """Two kernels want the opposite of each other, and a third one is unknown."""
     rng = numpy.random.default_rng(0)
@@ -170,6 +186,20 @@ def test_the_page_is_made_from_what_was_measured() -> None:
     assert PAGE.read_text() == page(), "run python -m benchmarks.learn page"
 
 
+def test_the_readme_gives_the_figures_of_what_ships() -> None:
+    fresh = json.loads((PAGE.parent / "measured" / "fresh.json").read_text())["splits"]
+    text = (PAGE.parent / "README.md").read_text()
+    for split, words in (("shape", "near in {} of {} tasks"), ("kernel", "near in {} of {}")):
+        scores = {score["name"]: score for score in fresh[split]}
+        near, tasks = scores[evaluation.SHIPS]["near"], scores[evaluation.SHIPS]["tasks"]
+        error = (near * (1 - near) / tasks) ** 0.5
+        said = (
+            words.format(round(near * tasks), tasks) + f" ({100 * near:.1f} ± {100 * error:.1f} %"
+        )
+        assert said in text
+        assert f"tau {scores[evaluation.NETWORKS]['tau']:.3f} (goal " in text
+
+
 def test_figures_of_an_update_are_tried_on_folds(
     data: KernelData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +211,13 @@ def test_figures_of_an_update_are_tried_on_folds(
     monkeypatch.setattr(results, "TRIED", ((0.1, 1.0),))
     monkeypatch.setitem(evaluation.MODELS, evaluation.TREES, lambda part: part.target[part.test])
     before = space._ERROR, space._REACH
+    figures: list[tuple[float, float]] = []
+
+    def watched(*given: Any) -> Any:
+        figures.append((space._ERROR, space._REACH))
+        return evaluation.led_by(*given)
+
+    monkeypatch.setattr(results, "led_by", watched)
     results.choose(str(data.folder), tmp_path, str(tmp_path / "out.json"))
     found = json.loads((tmp_path / "out.json").read_text())
     rows = training.usable(data)
@@ -189,8 +226,14 @@ def test_figures_of_an_update_are_tried_on_folds(
     assert found["folds"] == 2
     alone, both = found["tried"]
     assert (alone["models"], both["models"]) == (["networks"], ["networks", evaluation.TREES])
-    assert 0 <= alone["order_alone"] < both["order_alone"] <= 1, "the stand-in knows the times"
+    assert [each["ordered"] for each in both["begun"]] == [1, 5, 10]
+    by_order = [each["begun"][1]["near"][0] for each in (alone, both)]
+    assert 0 <= by_order[0] < by_order[1] <= 1, "the stand-in knows the times"
+    assert by_order == [each["begun"][2]["near"][0] for each in (alone, both)], "five of ten"
     assert [each["error"] for each in both["updated"]] == [0.1]
+    folds, begun = 2, 3 * 2
+    each_model = [before] * (begun * folds) + [(0.1, 1.0)] * folds
+    assert figures == 2 * each_model, "only figures that are tried are put in their place"
     assert tuple(found["chosen"]) == before == (space._ERROR, space._REACH)
 
 
@@ -233,22 +276,6 @@ def test_a_graph_model_sees_what_is_in_the_graph() -> None:
         arrays, place, numpy.zeros((400, 1)), rows, test, 2, Settings(width=16, epochs=40, tasks=4)
     )
     assert numpy.corrcoef(found, place[test] % 12)[0, 1] > 0.9
-
-
-def test_trees_of_the_tuner_know_a_config_without_its_kernel(
-    data: KernelData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(training.LARGER, "max_iter", 60)
-    made = training.save_trees(data, tmp_path / "trees.npz", Settings(**training.HIDDEN))
-    rows = training.usable(data)
-    assert made.about["tasks"] == training.tasks_hash(rows)
-    features = training.features_of(data, rows, [])
-    part = Part(rows, features, numpy.empty(0), numpy.ones(len(rows), dtype=bool))
-    assert numpy.isnan(features[:, 0]).all()
-    assert score_of("x", made.predict(features), part, "shape").tau > 0.8
-    hidden = training._hidden(features, Settings(hide=1.0), numpy.random.default_rng(0))
-    assert numpy.isnan(hidden[:, NAMES.index("trips")]).all()
-    assert not numpy.isnan(hidden[:, NAMES.index("config_num_warps")]).any()
 
 
 def test_hidden_groups_look_unknown() -> None:

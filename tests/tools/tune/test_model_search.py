@@ -109,7 +109,7 @@ def test_the_first_of_the_order_come_before_any_update(ordered: int, budget: int
         assert asked[1] != [space.configs[5]], "the next of the order"
 
 
-def test_a_default_that_the_model_does_not_like_is_measured_as_well() -> None:
+def test_a_disliked_default_is_measured_as_well() -> None:
     space = Space(POINTS, tuple(float(p.x + p.y) for p in reversed(POINTS)), 3)
     asked: list[list[Point]] = []
 
