@@ -127,7 +127,7 @@ def test_where_every_config_fails_helion_says_so(
     assert [len(configs) for configs in provider.asked] == [2]
 
 
-@pytest.mark.parametrize("budget", [3, 5, 7])
+@pytest.mark.parametrize("budget", [3, pytest.param(5, marks=pytest.mark.long), 7])
 def test_five_by_the_order_then_one_at_a_time(
     provider: type[Provider], monkeypatch: pytest.MonkeyPatch, budget: int
 ) -> None:
