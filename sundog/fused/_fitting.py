@@ -5,8 +5,8 @@ one H200: a product starts in `start` us, a wave of tiles takes `each` us and `p
 of K, and B takes `per_mb` us per megabyte, since with few rows the memory sets the pace. Each line
 was fitted to 6 x 6 shapes (16 to 1,024 rows; N x K from 8192 x 1024 to 14336 x 4096). For a shape
 that is left out of the fit the choice takes at most 1.04 times the fastest of these tiles in 16
-bits. For more rows, and where ranks share a GPU, only the speed of a tile
-relative to the largest is known.
+bits. For more rows, and where ranks share a GPU, only the speed of a tile relative to the largest
+is known.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def fitting(
         return _halved(rows, shard_rows, cols, k, dtype, num_sms)
     shards = rows // max(shard_rows, 1)
     product = _Product(shards, shard_rows, cols, k, dtype.itemsize, num_sms)
-    tile = min(_known(rows, shard_rows, dtype, num_sms), key=lambda tile: tile.seconds(product))
+    tile = min(_known(product), key=lambda tile: tile.seconds(product))
     made = dict(
         tile_m=tile.m, tile_n=tile.n, tile_k=_tile_k(tile.k, k, dtype), num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -119,17 +119,15 @@ def fitting(
     return _within(made, dtype)
 
 
-def _known(
-    rows: int, shard_rows: int, dtype: torch.dtype, num_sms: int
-) -> tuple[_Timed | _Relative, ...]:
+def _known(product: _Product) -> tuple[_Timed | _Relative, ...]:
     """Return the tiles of which something is known for these rows."""
-    is_fp8 = dtype.itemsize == 1
-    if num_sms <= FEW_SMS:
+    is_fp8 = product.itemsize == 1
+    if product.num_sms <= FEW_SMS:
         return _SHARED
-    if rows > _MOST_ROWS:
+    if product.shards * product.rows > _MOST_ROWS:
         return _MANY_ROWS_FP8 if is_fp8 else _MANY_ROWS
     tiles = _FP8 if is_fp8 else _WIDE
-    return tuple(each for each in tiles if each.m > 16 or shard_rows <= _FEW_ROWS)
+    return tuple(each for each in tiles if each.m > 16 or product.rows <= _FEW_ROWS)
 
 
 def _within(made: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
@@ -141,9 +139,8 @@ def _within(made: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 def _tile_k(usual: int, k: int, dtype: torch.dtype) -> int:
     """Bound a tile along K by what a short K needs. FP8 has as many bytes there as 16 bits."""
-    if dtype.itemsize == 1:
-        return int(min(max(usual, 128), max(32, triton.next_power_of_2(k))))
-    return int(min(usual, max(16, triton.next_power_of_2(k))))
+    least, wanted = (32, max(usual, 128)) if dtype.itemsize == 1 else (16, usual)
+    return int(min(wanted, max(least, triton.next_power_of_2(k))))
 
 
 def _halved(
