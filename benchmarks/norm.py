@@ -115,8 +115,8 @@ def _calls(
 ) -> Iterator[tuple[str, Callable[[], Any], Any]]:
     """Make calls of both ops' algorithms that take the size, and of the unfused form.
 
-    Name, call and config. Those in _CROWDED have one and two programs on an SM; low_latency has
-    every number of pieces that fits.
+    Name, call and config. Beyond a row for each SM those in _CROWDED also with two programs on an
+    SM; low_latency with every number of pieces that fits.
     """
     modules = {algo: module for algo, module in algorithms(OP).items() if algo in chosen}
     problem = next(iter(modules.values())).Problem(tokens, hidden, torch.bfloat16, world.size)
@@ -124,10 +124,9 @@ def _calls(
     for algo, module in modules.items():
         yield from _one(world, f"{OP}.{algo}", module, problem, given)
         config = module.default(problem, world.num_sms)
-        for programs in (world.num_sms, 2 * world.num_sms) if algo in _CROWDED else ():
-            if min(programs, tokens) != min(config.programs, tokens):
-                more = dataclasses.replace(config, programs=programs)
-                yield from _one(world, f"{OP}.{algo} x{programs}", module, problem, given, more)
+        if algo in _CROWDED and config.programs < tokens:
+            more = dataclasses.replace(config, programs=2 * config.programs)
+            yield from _one(world, f"{OP}.{algo} x{more.programs}", module, problem, given, more)
         for pieces in (1, 2, 4, 8) if algo == "low_latency" else ():
             programs = min(config.programs, tokens, world.num_sms // pieces)
             if programs:
